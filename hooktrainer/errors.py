@@ -1,0 +1,92 @@
+"""Everything that hooktrainer raises on purpose.
+
+* HookTrainerError
+  x ConfigError          the YAML, an override or the composition is wrong; raised before any work (exit 2)
+    + PlanError          the plugins cannot be put into one order that is right
+  x MetricError          a metric that cannot be merged, or two meanings for one name
+  x RecordError          a row read before it is sealed, or written to after
+  x BusError             an emit, stop or signal from where none is allowed
+  x PortError            a plugin used a port that nobody bound
+  x RunError             the run itself failed (exit 1)
+    + RolloutError       a group could not be generated
+    + StarvedError       sampling waited longer than allowed, or can never succeed
+    + SyncError          weights were not confirmed on every engine
+    + NonFiniteError     a loss or gradient is NaN or infinite
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+
+class HookTrainerError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+@attrs.frozen
+class Fault:
+    """One thing wrong in a configuration: where it stands, what was found, and the way out."""
+
+    address: str
+    """YAML address (`plugins[2].every`) or file; empty if the fault belongs to the whole."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.address}: {self.message}" if self.address else self.message
+
+
+class ConfigError(HookTrainerError):
+    """The configuration is wrong; carries every fault that was found, not only the first."""
+
+    def __init__(self, faults: Sequence[Fault] | str) -> None:
+        self.faults: tuple[Fault, ...] = (Fault("", faults),) if isinstance(faults, str) else tuple(faults)
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+class PlanError(ConfigError):
+    """The plugins cannot be put into one order that is right."""
+
+
+class MetricError(HookTrainerError):
+    """A metric that cannot be merged, or two meanings for one name."""
+
+
+class RecordError(HookTrainerError):
+    """A row was read before it was sealed, or written to after."""
+
+
+class BusError(HookTrainerError):
+    """An emit, stop or signal from where none is allowed."""
+
+
+class PortError(HookTrainerError):
+    """A plugin used a port that nobody bound."""
+
+
+class RunError(HookTrainerError):
+    """The run itself failed."""
+
+
+class RolloutError(RunError):
+    """A group could not be generated."""
+
+
+class StarvedError(RunError):
+    """Sampling waited longer than allowed, or can never succeed."""
+
+
+class SyncError(RunError):
+    """Weights were not confirmed on every engine."""
+
+
+class NonFiniteError(RunError):
+    """A loss or gradient is NaN or infinite."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A sentence that starts with a space and suggests the closest known word; empty if none is close."""
+    close = difflib.get_close_matches(str(word), sorted(known), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

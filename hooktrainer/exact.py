@@ -1,0 +1,85 @@
+"""Numbers of any library as Python floats, and their sums without rounding error."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, SupportsFloat
+
+import attrs
+
+from hooktrainer.errors import MetricError
+
+
+def number(value: object, key: str = "") -> float:
+    """A scalar of any library as a Python float; bools are 0 and 1, one element in any shape is a scalar.
+
+    Raises `MetricError` naming `key` and the shape if there is more than one element, or if it is no real number.
+    """
+    prefix = f"metric {key!r}: " if key else ""
+    shape = getattr(value, "shape", ())
+    if math.prod(shape) != 1:
+        raise MetricError(
+            f"{prefix}has shape {tuple(shape)}, but one value was expected. "
+            "Reduce it first, or hand over a Metric (Mean, Max, Counts, ...)."
+        )
+    scalar = value.item() if hasattr(value, "item") else value
+    try:
+        if isinstance(scalar, (int, float, SupportsFloat)):  # in this order: the protocol is slow to ask
+            return float(scalar)
+    except OverflowError:
+        pass
+    raise MetricError(f"{prefix}expected a number, a list of numbers or a Metric, found {value!r}")
+
+
+ONE: Final = 1 << 1074
+"""1.0 in units of the smallest positive float."""
+_POSITIVE, _NEGATIVE, _NAN = 1, 2, 4
+
+
+@attrs.frozen
+class Exact:
+    """A sum of floats kept without rounding error."""
+
+    units: int = 0
+    """The finite part, in units of the smallest positive float."""
+    special: int = 0
+    """Which of +inf, -inf and NaN were added, as bits; both infinities make NaN, in whatever order they come."""
+
+    @classmethod
+    def of(cls, value: object) -> Exact:
+        """The sum that holds just this number."""
+        if isinstance(value, Exact):
+            return value
+        plain = number(value)
+        if not math.isfinite(plain):
+            return cls(special=_NAN if math.isnan(plain) else _POSITIVE if plain > 0 else _NEGATIVE)
+        numerator, denominator = plain.as_integer_ratio()
+        return cls(numerator * (ONE // denominator))
+
+    @property
+    def is_nan(self) -> bool:
+        """Whether a NaN was handed in."""
+        return bool(self.special & _NAN)
+
+    def __add__(self, other: Exact) -> Exact:
+        return Exact(self.units + other.units, self.special | other.special)
+
+    def __mul__(self, weight: Exact) -> Exact:
+        """The product with a finite weight above 0, exact down to the smallest float."""
+        return Exact(self.units * weight.units // ONE, self.special)
+
+    def __truediv__(self, other: Exact) -> float:
+        if self.special or other.special:
+            return float(self) / float(other)
+        try:
+            return self.units / other.units
+        except OverflowError:
+            return math.inf if (self.units > 0) == (other.units > 0) else -math.inf
+
+    def __float__(self) -> float:
+        if self.special:
+            return {_POSITIVE: math.inf, _NEGATIVE: -math.inf}.get(self.special, math.nan)
+        return self / Exact(ONE)
+
+    def __repr__(self) -> str:
+        return f"Exact({float(self)})"

@@ -1,0 +1,56 @@
+"""Device values as host numbers: an iteration costs one transfer a device, not one a key."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from hooktrainer.errors import MetricError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def to_host(values: Mapping[str, object]) -> dict[str, object]:
+    """The same values with every torch tensor, alone or in a list, as a Python float; keeps no tensor and no graph.
+
+    Raises `MetricError` naming key and shape if a tensor does not hold exactly one real number.
+    """
+    torch = sys.modules.get("torch")  # who holds a tensor has imported it; who does not need not pay for it
+    if torch is None:
+        return dict(values)
+    found = [(key, item) for key, value in values.items() for item in _items(value) if isinstance(item, torch.Tensor)]
+    for key, tensor in found:
+        if tensor.numel() != 1 or tensor.is_complex():
+            raise MetricError(
+                f"metric {key!r}: is a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype}, but one real "
+                "number was expected. Reduce it first, or hand over a Metric (Mean, Max, Counts, ...)."
+            )
+    numbers = iter(_transfer(torch, [tensor for _, tensor in found]))
+    return {key: _replaced(value, torch.Tensor, numbers) for key, value in values.items()}
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _replaced(value: object, kind: type, numbers: Iterator[float]) -> object:
+    if isinstance(value, (list, tuple)):
+        return [next(numbers) if isinstance(item, kind) else item for item in value]
+    return next(numbers) if isinstance(value, kind) else value
+
+
+def _transfer(torch: ModuleType, tensors: Sequence[Tensor]) -> list[float]:
+    """One-element tensors as floats, in their order."""
+    numbers = [math.nan] * len(tensors)
+    for device in {tensor.device for tensor in tensors}:
+        places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
+        # The widest type that every dtype fits in; Apple GPUs have no float64.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        stacked = torch.stack([tensors[place].detach().reshape(()).to(dtype) for place in places])
+        for place, value in zip(places, stacked.tolist(), strict=True):
+            numbers[place] = value
+    return numbers
