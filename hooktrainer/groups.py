@@ -1,0 +1,80 @@
+"""What travels from a prompt to the learner: prompts, trajectories, groups. NumPy only; nothing here holds a tensor."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float32]
+
+
+@attrs.frozen(eq=False)
+class Prompt:
+    """One question; it will be answered `rollout.n` times."""
+
+    text: str
+    tokens: Tokens
+    """Shape (Q,)."""
+    truth: str = ""
+    """What a verifier compares answers with."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Trajectory:
+    """One answer to a prompt, as the sampler produced it."""
+
+    tokens: Tokens
+    """Response tokens, the end token included if it was reached. Shape (T,)."""
+    logprobs: Floats
+    """Log-probabilities under the behaviour policy at sampling temperature. Shape (T,)."""
+    score: float
+    """What the task gave it, in [0, 1]."""
+    text: str = ""
+    truncated: bool = False
+    """Cut off at the longest allowed response."""
+    versions: tuple[int, int]
+    """Oldest and newest version that a token was sampled from."""
+
+    @property
+    def span(self) -> int:
+        """Versions it was generated across; 1 is a whole trajectory on one version."""
+        return self.versions[1] - self.versions[0] + 1
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Group:
+    """A prompt and its answers: the unit of dispatch, sampling, dropping and advantage."""
+
+    number: int
+    """Dispatch number, from 0, unique in a run."""
+    stamp: int
+    """Published version + 1, at dispatch."""
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...] = ()
+
+    def staleness(self, step: int) -> int:
+        """S = k - p + 1 if sampled in `step`; 1 is fresh."""
+        return step - self.stamp + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens over all answers."""
+        return sum(len(trajectory.tokens) for trajectory in self.trajectories)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Batch:
+    """The groups of one iteration, and what was thrown away to get them."""
+
+    groups: tuple[Group, ...] = ()
+    evicted: tuple[int, ...] = ()
+    """Staleness of each group that was evicted while sampling."""
+
+    @property
+    def num_trajectories(self) -> int:
+        """Answers over all groups."""
+        return sum(len(group.trajectories) for group in self.groups)

@@ -1,0 +1,204 @@
+"""From a plugin's marked methods to slots of the plan: every declaration is checked here, on its own."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Final
+
+import attrs
+
+from hooktrainer.errors import Fault, did_you_mean
+from hooktrainer.events import EVENTS, Event, FitEnd, FitStart, signal_name
+from hooktrainer.plugin import SPEC_ATTRIBUTE, HookSpec, Plugin, Priority
+
+
+@attrs.frozen(eq=False)
+class Entry:
+    """A plugin as it stands in the list: the object, its instance name, where it came from, what YAML overrides."""
+
+    plugin: Plugin
+    name: str
+    address: str = ""
+    priority: Mapping[str, object] = attrs.field(factory=dict)
+    """Priorities by signal, or by method where the plugin has two handlers on one signal."""
+
+    @classmethod
+    def of(cls, plugin: Plugin | Entry, place: int) -> Entry:
+        """An entry for a bare plugin, named after its class."""
+        if isinstance(plugin, Entry):
+            return plugin
+        return cls(plugin, signal_name(type(plugin).__name__), f"plugins[{place}]")
+
+
+@attrs.frozen(eq=False)
+class Slot:
+    """One handler in its place."""
+
+    entry: Entry
+    method: str
+    event: type[Event]
+    number: int
+    needs: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+    adds: tuple[str, ...] = ()
+    emits: tuple[type[Event], ...] = ()
+    every: int | None = None
+
+    @property
+    def band(self) -> Priority:
+        """The band it runs in."""
+        return Priority.band(self.number)
+
+    @property
+    def label(self) -> str:
+        """`weight_sync.sync`."""
+        return f"{self.entry.name}.{self.method}"
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.event.signal}, {self.band.name} {self.number})"
+
+
+_STEPLESS: Final = (FitStart, FitEnd)
+
+
+@attrs.define
+class Handlers:
+    """The handlers of one plugin in the order they are written, and all that is wrong with them."""
+
+    slots: list[Slot] = attrs.field(factory=list)
+    faults: list[Fault] = attrs.field(factory=list)
+    unmade: set[str] = attrs.field(factory=set)
+    """What the faulty handlers would make; that it is missing is no fault of those who need it."""
+
+
+def handlers_of(entry: Entry) -> Handlers:
+    """Read and check every marked method of a plugin."""
+    found = Handlers()
+    for method, spec in _marked(entry, found.faults):
+        problems = list(_problems(entry.plugin, method, spec))
+        text = f"{type(entry.plugin).__name__}.{method}"
+        found.faults += [Fault(entry.address, f"{text} {problem}") for problem in problems]
+        if problems:
+            found.unmade |= set(spec.makes)
+        else:
+            found.slots.append(_slot(entry, method, spec))
+    found.slots = _with_overrides(entry, found.slots, found.faults)
+    return found
+
+
+def _marked(entry: Entry, faults: list[Fault]) -> Iterator[tuple[str, HookSpec]]:
+    cls = type(entry.plugin)
+    names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
+    for name in names:
+        found = inspect.getattr_static(cls, name)
+        spec = getattr(found, SPEC_ATTRIBUTE, None)
+        if isinstance(spec, HookSpec):
+            yield name, spec
+        elif any(hasattr(vars(base).get(name), SPEC_ATTRIBUTE) for base in cls.__mro__):
+            text = f"{cls.__name__}.{name} overrides a handler but carries no @on(...), so it would never be called"
+            faults.append(Fault(entry.address, text + ". Mark it again, or rename it."))
+        elif name.startswith("on_") and callable(getattr(found, "__func__", found)):
+            signals = [event.signal for event in EVENTS]
+            hint = did_you_mean(name.removeprefix("on_"), signals)
+            text = f"{cls.__name__}.{name} looks like a handler but carries no @on(...)."
+            faults.append(Fault(entry.address, f"{text} Mark it with the event that it handles, or rename it.{hint}"))
+
+
+def _problems(plugin: Plugin, method: str, spec: HookSpec) -> Iterator[str]:
+    if not (isinstance(spec.event, type) and issubclass(spec.event, Event)) or spec.event is Event:
+        known = {event.signal: event.__name__ for event in EVENTS}
+        found = spec.event.__name__ if isinstance(spec.event, type) else repr(spec.event)
+        word = str(spec.event) if isinstance(spec.event, str) else found
+        hint = did_you_mean(word, known.values()) or did_you_mean(word, known)
+        yield f"is marked for {found}, which is no event. Events are classes: {', '.join(known.values())}.{hint}"
+        return
+    yield from _signature_problems(plugin, method, spec.event)
+    if problem := _number_problem(spec.priority):
+        yield f"has the priority {problem}"
+    if spec.every is not None:
+        yield from _every_problems(plugin, spec)
+    for emitted in spec.emits:
+        if not (isinstance(emitted, type) and issubclass(emitted, Event)):
+            yield f"declares to emit {emitted!r}, which is no event class"
+
+
+def _signature_problems(plugin: Plugin, method: str, event: type[Event]) -> Iterator[str]:
+    function = inspect.getattr_static(type(plugin), method)
+    if not isinstance(function, FunctionType):
+        yield f"must be a plain method, found a {type(function).__name__}"
+        return
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        yield "is async or a generator, so its body would not run when it is called"
+    taken = list(inspect.signature(function).parameters.values())[1:]
+    if len(taken) != 1 or taken[0].kind not in (taken[0].POSITIONAL_ONLY, taken[0].POSITIONAL_OR_KEYWORD):
+        yield f"takes ({', '.join(map(str, taken))}) but a handler takes one argument, the event"
+        return
+    try:
+        hint = typing.get_type_hints(function).get(taken[0].name, event)
+    except (NameError, TypeError, AttributeError):  # imported for the type checker alone
+        return
+    if isinstance(hint, type) and issubclass(hint, Event) and not issubclass(event, hint):
+        yield f"is marked for {event.__name__} but its argument is annotated as {hint.__name__}"
+
+
+def _number_problem(number: object) -> str | None:
+    if not isinstance(number, int) or isinstance(number, bool):
+        return f"{number!r}; a priority is an integer, such as {Priority.REPORT.value} for REPORT"
+    try:
+        Priority.band(number)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _every_problems(plugin: Plugin, spec: HookSpec) -> Iterator[str]:
+    if spec.event in _STEPLESS:
+        yield f"has every= on {spec.event.signal}, which happens once"
+    options = [field.name for field in attrs.fields(type(plugin)) if field.init]
+    if isinstance(spec.every, str) and spec.every not in options:
+        yield f"has every={spec.every!r}, but there is no such option.{did_you_mean(spec.every, options)}"
+        return
+    number = _every(plugin, spec)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        yield f"runs every {number!r} steps; expected an integer of at least 1"
+
+
+def _every(plugin: Plugin, spec: HookSpec) -> object:
+    return getattr(plugin, spec.every) if isinstance(spec.every, str) else spec.every
+
+
+def _slot(entry: Entry, method: str, spec: HookSpec) -> Slot:
+    return Slot(
+        entry=entry,
+        method=method,
+        event=typing.cast("type[Event]", spec.event),
+        number=int(typing.cast("int", spec.priority)),
+        needs=spec.needs,
+        makes=spec.makes,
+        adds=spec.adds,
+        emits=typing.cast("tuple[type[Event], ...]", spec.emits),
+        every=typing.cast("int | None", _every(entry.plugin, spec)),
+    )
+
+
+def _with_overrides(entry: Entry, slots: list[Slot], faults: list[Fault]) -> list[Slot]:
+    numbers: dict[str, int] = {}
+    for key, number in entry.priority.items():
+        address = f"{entry.address}.priority.{key}"
+        on_signal = [slot.method for slot in slots if slot.event.signal == key]
+        methods = [slot.method for slot in slots if slot.method == key] or on_signal
+        if len(methods) > 1:
+            text = f"'{entry.name}' has several handlers on {key}; name the method instead: {', '.join(methods)}"
+            faults.append(Fault(address, text))
+        elif not methods:
+            known = {slot.event.signal for slot in slots} | {slot.method for slot in slots}
+            text = f"'{entry.name}' handles no signal '{key}'. It handles {', '.join(sorted(known)) or 'none'}."
+            faults.append(Fault(address, text + did_you_mean(key, known)))
+        elif problem := _number_problem(number):
+            faults.append(Fault(address, f"the priority is {problem}"))
+        else:
+            numbers[methods[0]] = typing.cast("int", number)
+    return [attrs.evolve(slot, number=numbers.get(slot.method, slot.number)) for slot in slots]

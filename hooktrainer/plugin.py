@@ -1,0 +1,166 @@
+"""What a plugin is: an attrs class whose fields are its YAML options and whose marked methods are its handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import attrs
+
+from hooktrainer.errors import ConfigError, Fault, PortError, did_you_mean
+
+if TYPE_CHECKING:
+    from hooktrainer.config import Config
+
+Handler = TypeVar("Handler", bound=Callable[..., None])
+
+
+class Priority(IntEnum):
+    """Bands of a signal, in running order; a band spans from its number to the next."""
+
+    PREPARE = 100
+    COLLECT = 200
+    SYNC = 300
+    EVALUATE = 400
+    REDUCE = 500
+    REPORT = 600
+    SAVE = 700
+    CLEANUP = 800
+
+    @classmethod
+    def band(cls, number: int) -> Priority:
+        """The band that an integer priority lies in. Raises `ValueError` below the first."""
+        at_or_below = [band for band in cls if band <= number]
+        if not at_or_below:
+            raise ValueError(f"{number} lies before the first band, {min(cls).name} {min(cls).value}")
+        return at_or_below[-1]
+
+
+@attrs.frozen
+class HookSpec:
+    """What `@on` says of a handler; checked at composition, not here."""
+
+    event: object
+    priority: object
+    needs: tuple[str, ...]
+    makes: tuple[str, ...]
+    adds: tuple[str, ...]
+    emits: tuple[object, ...]
+    every: object
+
+
+SPEC_ATTRIBUTE: Final = "__hooktrainer_spec__"
+
+
+def on(
+    event: object,
+    *,
+    priority: int = Priority.COLLECT,
+    needs: Sequence[str] = (),
+    makes: Sequence[str] = (),
+    adds: Sequence[str] = (),
+    emits: Sequence[type] = (),
+    every: int | str | None = None,
+) -> Callable[[Handler], Handler]:
+    """Mark a method as the handler of an event.
+
+    `needs`, `makes` and `adds` name the data that it reads, makes or contributes to (`"metrics.row"`; a `?` behind a
+    need says that it may be absent). `emits` lists the events that it may send. `every` (a number, or the name of an
+    option that holds one) lets it run only on every n-th step and the last.
+    """
+
+    def mark(method: Handler) -> Handler:
+        spec = HookSpec(event, priority, tuple(needs), tuple(makes), tuple(adds), tuple(emits), every)
+        setattr(method, SPEC_ATTRIBUTE, spec)
+        return method
+
+    return mark
+
+
+class _Unbound:
+    """The value of a port that nobody bound."""
+
+    def __init__(self, port: str = "") -> None:
+        self._port = port
+
+    def __repr__(self) -> str:
+        return "<unbound port>"
+
+    def __getattr__(self, name: str) -> object:
+        raise PortError(
+            f"a port was used ('.{name}') that nobody bound. In a run the composition binds it by its type; "
+            "in a test pass a fake: MyPlugin(engine=FakeEngine())."
+        )
+
+    def __iter__(self) -> Any:
+        return self.__getattr__("__iter__")
+
+
+UNBOUND: Final = _Unbound()
+_PORT: Final = "hooktrainer.port"
+_STATE: Final = "hooktrainer.state"
+
+
+def port(*, named: bool = False, default: Sequence[str] = ()) -> Any:
+    """A field for something that the plugin works on, bound by its type after the plan is built.
+
+    With `named`, YAML lists registered names (`sinks: [console, jsonl]`, else `default`) and the field receives a tuple
+    of objects.
+    """
+    if named:
+        return attrs.field(default=tuple(default), converter=tuple, metadata={_PORT: "named"}, kw_only=True)
+    return attrs.field(default=UNBOUND, metadata={_PORT: "typed"}, kw_only=True, repr=False, eq=False)
+
+
+def state(default: Any = attrs.NOTHING, *, factory: Callable[[], Any] | None = None) -> Any:
+    """A field that is kept over a restart; it is no option."""
+    return attrs.field(default=default, factory=factory, init=False, metadata={_STATE: True}, repr=False)
+
+
+@attrs.define
+class Plugin:
+    """Base of all plugins."""
+
+    def check(self, config: Config) -> Iterable[str]:  # noqa: ARG002 (a plugin that checks nothing)
+        """Faults between this plugin's options and the rest of the run, each a sentence with the numbers."""
+        return ()
+
+    def state_dict(self) -> dict[str, object]:
+        """What is kept over a restart: the fields declared with `state()`."""
+        return {field.name.lstrip("_"): getattr(self, field.name) for field in state_fields(type(self))}
+
+    def load_state_dict(self, kept: Mapping[str, object]) -> None:
+        """Take back what `state_dict` gave.
+
+        Raises `ConfigError` for keys that are unknown or missing, and changes nothing then.
+        """
+        fields = {field.name.lstrip("_"): field.name for field in state_fields(type(self))}
+        faults = [
+            Fault("", f"{type(self).__name__} keeps no state '{key}'.{did_you_mean(key, fields)}")
+            for key in kept
+            if key not in fields
+        ]
+        faults += [
+            Fault("", f"the state '{key}' of {type(self).__name__} is missing") for key in fields if key not in kept
+        ]
+        if faults:
+            raise ConfigError(faults)
+        for key, value in kept.items():
+            setattr(self, fields[key], value)
+
+
+def option_fields(cls: type[Plugin]) -> tuple[attrs.Attribute[Any], ...]:
+    """The fields that YAML can set: options and named ports."""
+    return tuple(field for field in attrs.fields(cls) if field.init and field.metadata.get(_PORT) != "typed")
+
+
+def port_fields(cls: type[Plugin], *, named: bool) -> tuple[attrs.Attribute[Any], ...]:
+    """The fields that are ports, either those bound by type or those named in YAML."""
+    wanted = "named" if named else "typed"
+    return tuple(field for field in attrs.fields(cls) if field.metadata.get(_PORT) == wanted)
+
+
+def state_fields(cls: type[Plugin]) -> tuple[attrs.Attribute[Any], ...]:
+    """The fields that are kept over a restart."""
+    return tuple(field for field in attrs.fields(cls) if field.metadata.get(_STATE))

@@ -1,0 +1,60 @@
+"""How often stock blinker calls three receivers in the order in which they were connected, and how often the bus does.
+
+    python tests/benchmarks/blinker_order.py [PROCESSES]
+
+Each try is a process of its own: blinker keeps receivers in a set of their ids, so the order is that of addresses.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+SCRIPT = """
+import sys
+import attrs, blinker
+from hooktrainer import Bus, Plugin, on
+from hooktrainer.events import StepEnd
+from hooktrainer.hooks import Entry
+called = []
+@attrs.define
+class Named(Plugin):
+    name: str
+    @on(StepEnd)
+    def handle(self, event: StepEnd) -> None:
+        called.append(self.name)
+plugins = [Named(name) for name in ("collect", "reduce", "report")]
+event = StepEnd(step=1, version=0, iterations=1)
+if sys.argv[1] == "blinker":
+    signal = blinker.Signal()
+    for plugin in plugins:
+        signal.connect(plugin.handle)
+    signal.send(event)
+else:
+    Bus.compose([Entry(plugin, plugin.name) for plugin in plugins]).emit(event)
+print(" ".join(called))
+"""
+
+
+def orders(way: str, processes: int) -> Counter[str]:
+    """The orders seen in fresh processes."""
+    run = [sys.executable, "-c", SCRIPT, way]
+    return Counter(
+        subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip() for _ in range(processes)
+    )
+
+
+def main() -> None:
+    """Print the orders of both."""
+    processes = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    for way in ("blinker", "hooktrainer"):
+        seen = orders(way, processes)
+        wrong = processes - seen["collect reduce report"]
+        print(f"{way}: {wrong} of {processes} processes in another order than the one connected")
+        for order, count in seen.most_common():
+            print(f"  {count:>4}  {order}")
+
+
+if __name__ == "__main__":
+    main()
