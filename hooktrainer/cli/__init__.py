@@ -1,0 +1,76 @@
+"""The command line: every module here without a leading underscore is a command.
+
+A command has a docstring whose first line is its help, and two functions, `add_arguments(parser)` and `run(args)`. It
+imports what it works with inside of `run`, so that no command pays for another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from hooktrainer.errors import ConfigError, HookTrainerError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns 0 when done, 2 if the configuration is wrong, 1 on failure, 130 if interrupted."""
+    args = _parser().parse_args(argv)
+    # `package.module:Class` is found beside the working directory, as under `python -m hooktrainer`.
+    if os.getcwd() not in sys.path:  # noqa: PTH109 (a string, as sys.path wants)
+        sys.path.append(os.getcwd())  # noqa: PTH109
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except ConfigError as error:
+        sys.stderr.write(_faults_text(error, getattr(args, "config", ())))
+        return 2
+    except BrokenPipeError:
+        # The reader went away; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except HookTrainerError as error:
+        sys.stderr.write(_failure_text(error))
+        return 1
+    except Exception:  # noqa: BLE001 (shown whole; the exit code is part of the interface)
+        traceback.print_exc()
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hooktrainer", description="Event-driven trainer for asynchronous RL post-training of language models."
+    )
+    parser.add_argument("--version", action="version", version=f"hooktrainer {version('hooktrainer')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for found in pkgutil.iter_modules(__path__):
+        if not found.name.startswith("_"):
+            module = importlib.import_module(f"{__name__}.{found.name}")
+            summary = (module.__doc__ or "").partition("\n")[0]
+            command = commands.add_parser(found.name, help=summary, description=module.__doc__)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
+    files = ", ".join(argument for argument in arguments if "=" not in argument)
+    count = f"{len(error.faults)} fault{'s' if len(error.faults) != 1 else ''}"
+    return "\n".join([f"{count} in {files}:" if files else f"{count}:", *(f"  {fault}" for fault in error.faults), ""])
+
+
+def _failure_text(error: HookTrainerError) -> str:
+    if error.__cause__ is not None:  # what somebody's code raised is found by its traceback alone
+        return "".join(traceback.format_exception(error))
+    return "\n".join([f"the run failed: {error}", *(f"  {note}" for note in getattr(error, "__notes__", ())), ""])

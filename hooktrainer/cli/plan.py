@@ -1,0 +1,22 @@
+"""Print for every signal its handlers in running order; starts nothing and imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from hooktrainer.cli._config import add_config_arguments, load
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A configuration."""
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything that can be checked without running, and print the plan."""
+    from hooktrainer.parts import build_parts
+    from hooktrainer.plan_view import describe
+
+    sys.stdout.write(describe(build_parts(load(args)).plan))
+    return 0

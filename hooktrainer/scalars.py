@@ -1,0 +1,73 @@
+"""YAML scalars as Python types: strict, except where YAML itself is known to mislead.
+
+Each function returns the value, or `INVALID` with the end of a sentence that says how to write it instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from hooktrainer.errors import did_you_mean
+
+INVALID: Final = object()
+"""Stands for a value that a fault was found with."""
+
+
+def to_bool(value: Any) -> tuple[Any, str]:
+    """A boolean; 0 and 1 are numbers."""
+    return (value, "") if isinstance(value, bool) else (INVALID, "; write true or false")
+
+
+def to_int(value: Any) -> tuple[Any, str]:
+    """An integer; a boolean is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value, ""
+    whole = isinstance(value, float) and value.is_integer()
+    return INVALID, f"; write {int(value)}" if whole else ""
+
+
+def to_float(value: Any) -> tuple[Any, str]:
+    """A finite number, also as text: plain PyYAML reads 1e-3 as text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return INVALID, ""
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return INVALID, ""
+    return (number, "") if math.isfinite(number) else (INVALID, "; it must be finite")
+
+
+def to_str(value: Any) -> tuple[Any, str]:
+    """Text; a number or boolean is not turned back into text, since what was written is lost (123E4)."""
+    if isinstance(value, str):
+        return value, ""
+    scalar = isinstance(value, (int, float))
+    return INVALID, "; to keep it as text, put it in quotes" if scalar else ""
+
+
+def to_path(value: Any) -> tuple[Any, str]:
+    """An absolute path, so that a later change of directory does not move it."""
+    if isinstance(value, (str, Path)) and str(value):
+        return Path(value).expanduser().absolute(), ""
+    return INVALID, "; write a path"
+
+
+def choose(value: Any, choices: tuple[Any, ...]) -> tuple[Any, str]:
+    """The choice of a `Literal` that a value stands for; YAML reads `on` and `off` as booleans."""
+    word = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    for choice in choices:
+        if any(choice == found and type(choice) is type(found) for found in (value, word)):
+            return choice, ""
+    return INVALID, f".{did_you_mean(str(value), map(str, choices))}"
+
+
+SCALARS: Final[Mapping[object, Callable[[Any], tuple[Any, str]]]] = {
+    bool: to_bool,
+    int: to_int,
+    float: to_float,
+    str: to_str,
+    Path: to_path,
+}
