@@ -1,0 +1,83 @@
+"""Ports to plugins: what a run offers is bound to the fields that ask for it, by type or by registered name."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from hooktrainer.errors import ConfigError, Fault, did_you_mean
+from hooktrainer.hooks import Entry
+from hooktrainer.plugin import UNBOUND, port_fields
+from hooktrainer.ports import Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, Sink, WeightTransport
+
+
+@attrs.frozen(kw_only=True)
+class Ports:
+    """Everything that the loop and its plugins work on."""
+
+    learner: Learner
+    engine: RolloutEngine
+    buffer: ReplayBuffer
+    transport: WeightTransport
+    prompts: PromptSource
+    clock: Clock
+    sinks: Mapping[str, Sink] = attrs.field(factory=dict)
+    """By registered name."""
+    extra: Mapping[type, object] = attrs.field(factory=dict)
+    """Ports of your own, by the type that plugins annotate."""
+
+    def by_type(self) -> Mapping[type, object]:
+        """What a typed port can be."""
+        return {
+            Learner: self.learner,
+            RolloutEngine: self.engine,
+            ReplayBuffer: self.buffer,
+            WeightTransport: self.transport,
+            PromptSource: self.prompts,
+            Clock: self.clock,
+            **self.extra,
+        }
+
+
+def bind(entries: tuple[Entry, ...], ports: Ports) -> None:
+    """Fill every port that is not filled yet. Raises `ConfigError` with all ports for which there is nothing."""
+    faults = [fault for entry in entries for fault in (*_bind_typed(entry, ports), *_bind_named(entry, ports.sinks))]
+    if faults:
+        raise ConfigError(faults)
+
+
+def _bind_typed(entry: Entry, ports: Ports) -> Iterator[Fault]:
+    cls = type(entry.plugin)
+    fields = [field for field in port_fields(cls, named=False) if getattr(entry.plugin, field.name) is UNBOUND]
+    if not fields:
+        return
+    try:
+        types = typing.get_type_hints(cls)
+    except NameError as error:
+        yield Fault(entry.address, f"a port of {cls.__name__} has a type that is not imported at run time: {error}")
+        return
+    offered = ports.by_type()
+    for field in fields:
+        wanted = types.get(field.name)
+        if wanted is not None and wanted in offered:
+            setattr(entry.plugin, field.name, offered[wanted])
+        else:
+            name = getattr(wanted, "__name__", str(wanted))
+            known = sorted(kind.__name__ for kind in offered)
+            text = f"port '{field.name}' wants a {name}, which this run does not offer; it has {', '.join(known)}."
+            yield Fault(entry.address, text + did_you_mean(name, known))
+
+
+def _bind_named(entry: Entry, offered: Mapping[str, object]) -> Iterator[Fault]:
+    for field in port_fields(type(entry.plugin), named=True):
+        wanted = getattr(entry.plugin, field.name)
+        names = [item for item in wanted if isinstance(item, str)]
+        for name in names:
+            if name not in offered:
+                text = f"there is no '{name}' here; known are {', '.join(sorted(offered)) or 'none'}."
+                yield Fault(f"{entry.address}.{field.name}", text + did_you_mean(name, offered))
+        if all(name in offered for name in names):
+            bound = tuple(offered[item] if isinstance(item, str) else item for item in wanted)
+            setattr(entry.plugin, field.name, bound)

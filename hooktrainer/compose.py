@@ -1,0 +1,82 @@
+"""From the typed configuration to a trainer: the only place that wires."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hooktrainer import registry
+from hooktrainer.binding import Ports
+from hooktrainer.clock import SystemClock
+from hooktrainer.config import Config, dump
+from hooktrainer.parts import Parts, build_parts
+from hooktrainer.plan_view import describe
+from hooktrainer.plugin import port_fields
+from hooktrainer.replay import GroupBuffer
+from hooktrainer.rundir import make_run_directory
+from hooktrainer.tasks.prompts import TaskPrompts
+from hooktrainer.tasks.tokenizer import CharTokenizer
+from hooktrainer.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hooktrainer.ports import Sink
+
+
+def build_trainer(config: Config) -> Trainer:
+    """Everything that the configuration names, wired and ready to fit. Raises `ConfigError` with every fault.
+
+    The run directory is made last, once everything else was found right.
+    """
+    parts = build_parts(config)
+    trainer = Trainer(parts.plan.entries, _ports(config, parts), config.trainer)
+    directory = config.run.dir / config.run.name
+    make_run_directory(directory, {"config.yaml": dump(config), "plan.txt": describe(trainer.bus.plan)})
+    return trainer
+
+
+def _ports(config: Config, parts: Parts) -> Ports:
+    import torch
+
+    from hooktrainer.learner.policy_gradient import PolicyGradientLearner
+    from hooktrainer.transports.in_process import InProcess
+
+    if config.trainer.intra_op_threads is not None:
+        torch.set_num_threads(config.trainer.intra_op_threads)
+    task, rollout = parts.task, parts.rollout
+    tokenizer = CharTokenizer(task.alphabet)
+    policy = partial(
+        parts.model.build,
+        vocab_size=tokenizer.vocab_size,
+        max_length=task.longest_prompt + rollout.max_response_length,
+        seed=config.seed,
+    )
+    return Ports(
+        learner=PolicyGradientLearner(
+            policy(),
+            algorithm=config.algorithm,
+            optim=config.optim,
+            temperature=rollout.temperature,
+            pad_id=tokenizer.pad_id,
+        ),
+        engine=rollout.build(policy=policy, tokenizer=tokenizer, task=task, seed=config.seed),
+        buffer=GroupBuffer(config.replay.capacity, config.replay.sample_timeout_s),
+        transport=InProcess(),
+        prompts=TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs),
+        clock=SystemClock(),
+        sinks=dict(_sinks(config, parts)),
+    )
+
+
+def _sinks(config: Config, parts: Parts) -> Iterator[tuple[str, Sink]]:
+    """The sinks that any plugin names."""
+    directory = config.run.dir / config.run.name
+    names = {
+        name
+        for entry in parts.plan.entries
+        for field in port_fields(type(entry.plugin), named=True)
+        for name in getattr(entry.plugin, field.name)
+    }
+    for name in sorted(names):
+        yield name, registry.resolve("sinks", name)(directory, config.trainer.total_steps)

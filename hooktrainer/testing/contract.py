@@ -1,0 +1,126 @@
+"""Checks that any plugin can be held to, yours too."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from hooktrainer.binding import Ports
+from hooktrainer.config import TrainerConfig, config_from_mapping
+from hooktrainer.events import FitStart
+from hooktrainer.hooks import Entry, handlers_of
+from hooktrainer.options import options_of
+from hooktrainer.parts import build_entries
+from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
+from hooktrainer.testing.fake_bus import STANDARD, FakeBus
+from hooktrainer.testing.fakes import (
+    FakeBuffer,
+    FakeEngine,
+    FakeLearner,
+    FakePrompts,
+    FakeSink,
+    FakeTransport,
+    ManualClock,
+)
+from hooktrainer.trainer import Trainer
+
+_TIMES: Final = ("timing_s/", "timing_per_token_ms/", "perf/")
+
+
+def check_plugin(cls: type[Plugin], **options: Any) -> None:
+    """Hold a plugin class to the contract: raises `AssertionError` that says what is missing.
+
+    It is built from its defaults (and `options`, for those that have none), attaches to a fake bus, says what it is and
+    what every option means, and gets its state back over a restart.
+    """
+    assert "__attrs_attrs__" in vars(cls), f"{cls.__name__} is no attrs class: put @attrs.define(kw_only=True) above it"
+    assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
+    bare = [option.name for option in options_of(cls) if not option.doc]
+    assert not bare, f"{cls.__name__}: no docstring under the option {', '.join(bare)}"
+    plugin = cls(**options)
+    FakeBus(plugin, provides=_needed(plugin))
+    _check_state(plugin, cls(**options))
+
+
+def _needed(plugin: Plugin) -> dict[str, Any]:
+    """A stand-in for everything that the plugin reads and does not make itself."""
+    slots = handlers_of(Entry.of(plugin, 0)).slots
+    made = {key for slot in slots for key in slot.makes}
+    needed = dict.fromkeys(need.removesuffix("?") for slot in slots for need in slot.needs)
+    known = {*STANDARD, "iteration.metrics"}
+    return {key: None if key in known else (FitStart, Priority.PREPARE) for key in needed if key not in made}
+
+
+def _check_state(plugin: Plugin, fresh: Plugin) -> None:
+    kept = plugin.state_dict()
+    fresh.load_state_dict(kept)
+    assert fresh.state_dict() == kept, f"{type(plugin).__name__}: the state changes over a restart"
+    names = {field.name.lstrip("_") for field in state_fields(type(plugin))}
+    assert kept.keys() == names, (
+        f"{type(plugin).__name__}: state_dict gives {sorted(kept)}, declared is {sorted(names)}"
+    )
+
+
+def check_order_independent(
+    plugins: Sequence[str | Mapping[str, object]],
+    *,
+    metrics: Callable[[int], Mapping[str, object]] = lambda update: {"actor/pg_loss": float(update)},
+    steps: int = 2,
+    iterations: int = 2,
+) -> None:
+    """Run every permutation of a YAML plugin list on fakes; raises `AssertionError` if the order of the list matters.
+
+    Rows must be equal (times aside), and the plans up to the order of handlers that share a priority. `metrics` is what
+    the learner reports in each update, counted from 1. Sinks named in the list are replaced by fakes.
+    """
+    expected_plan, expected_rows = _run(plugins, metrics, steps, iterations)
+    for order in itertools.permutations(plugins):
+        tied, rows = _run(order, metrics, steps, iterations)
+        assert tied == expected_plan, f"the plans differ:\n  {[*plugins]}\n  {[*order]}"
+        difference = _difference(expected_rows, rows)
+        assert difference is None, f"the rows differ in {difference}:\n  {[*plugins]}\n  {[*order]}"
+
+
+def _run(
+    plugins: Sequence[object], metrics: Callable[[int], Mapping[str, object]], steps: int, iterations: int
+) -> tuple[object, list[dict[str, object]]]:
+    sizes = {"train_batch_size": iterations, "ppo_mini_batch_size": 1, "parameter_sync_step": iterations}
+    config = TrainerConfig(total_steps=steps, **sizes)
+    named = {"task": "sort_digits", "model": "decoder", "rollout": "inline"}  # never built: the ports are fakes
+    entries = build_entries(config_from_mapping({**named, "trainer": attrs.asdict(config), "plugins": [*plugins]}))
+    sinks = {name: FakeSink() for entry in entries for name in _named(entry)}
+    trainer = Trainer(entries, fake_ports(learner=FakeLearner(metrics), sinks=sinks), config)
+    tied = trainer.bus.plan.tied()
+    trainer.fit()
+    return tied, [{"step": step, **row} for name in sorted(sinks) for step, row in sinks[name].rows]
+
+
+def _named(entry: Entry) -> Iterator[str]:
+    for field in port_fields(type(entry.plugin), named=True):
+        yield from (name for name in getattr(entry.plugin, field.name) if isinstance(name, str))
+
+
+def _difference(first: Sequence[Mapping[str, object]], second: Sequence[Mapping[str, object]]) -> str | None:
+    if len(first) != len(second):
+        return f"their number, {len(first)} and {len(second)}"
+    for one, other in zip(first, second, strict=True):
+        for key in sorted(one.keys() | other.keys()):
+            if not key.startswith(_TIMES) and repr(one.get(key)) != repr(other.get(key)):
+                return f"step {one['step']}, {key}: {one.get(key)} and {other.get(key)}"
+    return None
+
+
+def fake_ports(**given: Any) -> Ports:
+    """Ports for a whole run on fakes; any of them can be given."""
+    fakes: dict[str, Any] = {
+        "learner": FakeLearner(),
+        "engine": FakeEngine(),
+        "buffer": FakeBuffer(),
+        "transport": FakeTransport(),
+        "prompts": FakePrompts(),
+        "clock": ManualClock(),
+    }
+    return Ports(**{**fakes, **given})

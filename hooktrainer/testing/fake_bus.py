@@ -1,0 +1,167 @@
+"""The fake bus: the real one, with the makers that a test leaves out stood in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
+
+import attrs
+
+from hooktrainer.bus import Bus
+from hooktrainer.errors import ConfigError, SyncError, did_you_mean
+from hooktrainer.events import Control, Event, FitEnd, FitStart, StepEnd, StepEvent, WeightsSynced
+from hooktrainer.handles import ROW
+from hooktrainer.hooks import Entry, handlers_of
+from hooktrainer.metrics import Value
+from hooktrainer.plan import MADE_BY_THE_CORE, Plan
+from hooktrainer.plugin import Plugin, Priority, on
+from hooktrainer.record import Record, Row
+
+E = TypeVar("E", bound=Event)
+Place: TypeAlias = tuple[type[Event], int]
+
+STANDARD: Final[Mapping[str, tuple[Place, ...]]] = {
+    ROW: ((StepEnd, Priority.REDUCE), (FitEnd, Priority.REDUCE)),
+    "replay.policy": ((FitStart, Priority.PREPARE),),
+    "weights.published": ((FitStart, Priority.SYNC), (StepEnd, Priority.SYNC)),
+}
+"""Where the built-in makers sit."""
+
+
+class FakeBus:
+    """Plugins on the real bus, checked exactly as in a run, with no trainer.
+
+    `provides` names the data whose makers are left out: known keys, or any key with its place,
+    `{"judge.scores": (StepEnd, Priority.COLLECT)}`. If no plugin syncs, a stand-in emits `weights_synced` in step_end.
+    What the plugins work on is passed to them as fakes. Raises `PlanError` for what a run would refuse.
+    """
+
+    def __init__(self, *plugins: Plugin | Entry, provides: Iterable[str] | Mapping[str, Place | None] = ()) -> None:
+        self._given: Mapping[str, Value] | None = None
+        self.record = Record(0)
+        """The record of the step fired last."""
+        self.bus = _RecordingBus(Plan.build([*self._stand_ins(plugins, provides), *plugins]))
+        self.bus.guard(WeightsSynced, _check_version)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, stand-ins included."""
+        return self.bus.plan
+
+    @property
+    def control(self) -> Control:
+        """What the plugins did to the run: `control.reason`."""
+        return self.bus.control
+
+    @property
+    def emitted(self) -> tuple[Event, ...]:
+        """What handlers emitted during the last `fire`, in order."""
+        return tuple(self.bus.posted)
+
+    @property
+    def row(self) -> Row:
+        """The sealed row of the step fired last."""
+        return self.record.row
+
+    def fire(self, event: type[E], *, row: Mapping[str, Value] | None = None, **fields: Any) -> E:
+        """Send an event and return it; fields left out are filled in, and `row` is what the stand-in maker seals.
+
+        Events of one step share a record until its row is sealed. `fit_end` gets the record of a step that is still
+        open, or with `row` an unreported one.
+        """
+        known = [field.name for field in attrs.fields(event) if field.name not in ("control", "record")]
+        for name in fields:
+            if name not in known:
+                raise TypeError(f"{event.__name__} has no field '{name}'.{did_you_mean(name, known)}")
+        filled = event(**{name: value for name, value in self._defaults(fields).items() if name in known}, **fields)
+        self._given = row
+        self.bus.posted.clear()
+        self.bus.emit(filled, self._record_for(filled))
+        return filled
+
+    def _defaults(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        step = fields.get("step", self.record.step or 1)
+        known = {"step": step, "version": step - 1, "iteration": 0, "iterations": 1, "status": "completed"}
+        return {name: value for name, value in known.items() if name not in fields}
+
+    def _record_for(self, event: Event) -> Record | None:
+        if isinstance(event, StepEvent):
+            fresh = self.record.sealed and not isinstance(event, WeightsSynced)
+            if fresh or event.step != self.record.step:
+                self.record = Record(event.step)
+            return self.record
+        if isinstance(event, FitEnd):
+            if self._given is not None:
+                self.record = Record(event.step)
+            return None if self.record.sealed or self.record.step != event.step else self.record
+        return None
+
+    def _stand_ins(
+        self, plugins: tuple[Plugin | Entry, ...], provides: Iterable[str] | Mapping[str, Place | None]
+    ) -> list[Entry]:
+        named = dict(provides) if isinstance(provides, Mapping) else dict.fromkeys(provides)
+        places = {key: STANDARD.get(key, ()) if place is None else (place,) for key, place in named.items()}
+        if unknown := [key for key, found in places.items() if not found and key not in MADE_BY_THE_CORE.values()]:
+            raise ConfigError(
+                f"provides {', '.join(unknown)}: no built-in plugin makes that; say where it is made, "
+                f'provides={{"{unknown[0]}": (StepEnd, Priority.COLLECT)}}.{did_you_mean(unknown[0], STANDARD)}'
+            )
+        entries = [_stand_in(key, [(*place, self._action(key)) for place in found]) for key, found in places.items()]
+        if not any(_emits_sync(plugin) for plugin in plugins):
+            entries.append(_stand_in(WeightsSynced.signal, [(StepEnd, Priority.SYNC, _sync)], emits=[WeightsSynced]))
+        return entries
+
+    def _action(self, key: str) -> Callable[[Any], None]:
+        return self._seal if key == ROW else lambda _: None
+
+    def _seal(self, event: Any) -> None:
+        if event.record is not None and not event.record.sealed:
+            given = self._given or {}
+            event.record.seal(lambda _: given)
+
+
+class _RecordingBus(Bus):
+    """The real bus, with a memory for what handlers emitted."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.posted: list[Event] = []
+
+    def post(self, event: Event) -> None:
+        super().post(event)
+        self.posted.append(event)
+
+
+def _check_version(event: WeightsSynced) -> None:
+    if event.version != event.step:
+        raise SyncError(
+            f"weights_synced says step {event.step} but version {event.version}; step k publishes version k"
+        )
+
+
+def _sync(event: StepEnd) -> None:
+    event.control.emit(WeightsSynced(step=event.step, version=event.step, last=event.last))
+
+
+def _emits_sync(plugin: Plugin | Entry) -> bool:
+    return any(WeightsSynced in slot.emits for slot in handlers_of(Entry.of(plugin, 0)).slots)
+
+
+def _stand_in(
+    key: str, places: Iterable[tuple[type[Event], int, Callable[[Any], None]]], emits: Iterable[type[Event]] = ()
+) -> Entry:
+    """A plugin that stands where the maker of `key` would."""
+    makes = [] if emits else [key]
+    handlers = {
+        event.signal: on(event, priority=priority, makes=makes, emits=list(emits))(_method(action))
+        for event, priority, action in places
+    }
+    plugin = attrs.define(type("StandIn", (Plugin,), handlers))()
+    return Entry(plugin, f"<stand-in for {key}>", f"provides[{key}]")
+
+
+def _method(action: Callable[[Any], None]) -> Callable[[Any, Any], None]:
+    def handle(_self: Any, event: Any) -> None:
+        action(event)
+
+    return handle

@@ -1,0 +1,220 @@
+"""The loop: it samples, learns and emits, and knows nothing of plugins, algorithms, engines or modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import attrs
+
+from hooktrainer.binding import Ports, bind
+from hooktrainer.bus import Bus
+from hooktrainer.config import TrainerConfig
+from hooktrainer.dispatch import Dispatcher
+from hooktrainer.errors import ConfigError, MetricError, StarvedError, SyncError
+from hooktrainer.events import (
+    FitEnd,
+    FitStart,
+    IterationEnd,
+    IterationStart,
+    Status,
+    StepEnd,
+    StepStart,
+    WeightsSynced,
+)
+from hooktrainer.groups import Batch
+from hooktrainer.hooks import Entry
+from hooktrainer.host import to_host
+from hooktrainer.metrics import Last, Sum
+from hooktrainer.plugin import Plugin
+from hooktrainer.record import Record
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """How a run ended."""
+
+    status: Status
+    reason: str
+    step: int
+    """The last complete step."""
+    seconds: float
+
+
+class Trainer:
+    """Runs the cycle drawn in `hooktrainer.events` over a plugin list and the ports that it works on."""
+
+    def __init__(self, plugins: Iterable[Plugin | Entry], ports: Ports, config: TrainerConfig) -> None:
+        self.bus = Bus.compose(plugins)
+        _require_one_syncer(self.bus)
+        bind(self.bus.plan.entries, ports)
+        self.bus.guard(WeightsSynced, self._confirm)
+        self._ports = ports
+        self._config = config
+        self._dispatcher = Dispatcher(ports.prompts, ports.buffer)
+        self._step = 0
+        self._complete = 0  # the last step whose weights are confirmed
+        self._unreported: Record | None = None
+        self._started = False
+
+    def fit(self) -> Result:
+        """Train until the steps are done, the data ends or a plugin stops the run; `fit_end` is always sent."""
+        if self._started:
+            raise RuntimeError("a trainer fits once; build another one for another run")
+        self._started = True
+        started = self._ports.clock.now()
+        status: Status = "failed"
+        reason, failure = "", None
+        try:
+            status, reason = self._run()
+        except BaseException as error:
+            failure = error
+            status = "failed" if isinstance(error, Exception) else "interrupted"
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            seconds = self._ports.clock.now() - started
+            self._end(status, reason, seconds, failure)
+        return Result(status=status, reason=reason, step=self._complete, seconds=seconds)
+
+    def _run(self) -> tuple[Status, str]:
+        self.bus.emit(FitStart())
+        if self._ports.engine.version != self._ports.buffer.version:
+            held, published = self._ports.engine.version, self._ports.buffer.version
+            raise SyncError(f"after fit_start engines hold version {held}, not the first one, {published}")
+        self._ports.engine.start(self._ports.buffer)
+        self._dispatcher.request(self._config.num_warmup_batches * self._config.ppo_mini_batch_size)
+        while True:
+            if self._complete == self._config.total_steps:
+                return "completed", f"all {self._complete} steps are done"
+            if self.bus.control.reason is not None:
+                return "stopped", self.bus.control.reason
+            if self._data_ended(self._complete + 1) or not self._run_step(self._complete + 1):
+                return "completed", "the data has ended"
+
+    def _run_step(self, step: int) -> bool:
+        """One cycle; False if the data ended before its first update, and then it never was."""
+        clock, version = self._ports.clock, self._ports.buffer.version
+        started = clock.now()
+        record = Record(step, lambda: {"timing_s/step": Sum(clock.now() - started), **self.bus.times.end_lap()})
+        self._step = step
+        self.bus.times.begin_lap()
+        self.bus.emit(StepStart(step=step, version=version), record)
+        iterations, groups = 0, 0
+        while iterations < self._config.parameter_sync_step and self.bus.control.reason is None:
+            batch = self._run_iteration(iterations, record)
+            if batch is None:
+                break
+            iterations += 1
+            groups += len(batch.groups)
+        if not iterations:
+            return self.bus.control.reason is not None
+        if iterations < self._config.parameter_sync_step:
+            record.add({"training/partial_iterations": Last(iterations)})
+        self._unreported = record
+        last = step == self._config.total_steps or self.bus.control.reason is not None or self._data_ended(step + 1)
+        self.bus.emit(StepEnd(step=step, version=version, iterations=iterations, groups=groups, last=last), record)
+        self._unreported = None
+        return True
+
+    def _run_iteration(self, iteration: int, record: Record) -> Batch | None:
+        """Dispatch, sample, learn; None if the data has ended or a plugin stopped the run before the update."""
+        ports, step, version = self._ports, self._step, self._ports.buffer.version
+        self.bus.emit(IterationStart(step=step, version=version, iteration=iteration), record)
+        if self.bus.control.reason is not None:
+            return None
+        started = ports.clock.now()
+        self._dispatcher.request(self._config.ppo_mini_batch_size)
+        batch = ports.buffer.sample(self._config.ppo_mini_batch_size, step, self._refill)
+        sampled = ports.clock.now()
+        if len(batch.groups) < self._config.ppo_mini_batch_size and not self._dispatcher.exhausted:
+            found = f"{len(batch.groups)} of {self._config.ppo_mini_batch_size} groups"
+            raise StarvedError(f"step {step}: {found}, nothing is pending or running, and the data has not ended")
+        if not batch.groups:
+            return None
+        learned = to_host(ports.learner.update(batch.groups))
+        timing = {
+            "timing_s/gen": Sum(sampled - started),
+            "timing_s/update_actor": Sum(ports.clock.now() - sampled),
+            "training/global_step": Last(step),
+        }
+        metrics = _joined(learned, ports.engine.take_metrics(), ports.buffer.take_metrics(), timing)
+        self.bus.emit(
+            IterationEnd(
+                step=step,
+                version=version,
+                iteration=iteration,
+                groups=tuple(group.staleness(step) for group in batch.groups),
+                evicted=batch.evicted,
+                samples=batch.num_trajectories,
+                metrics=metrics,
+            ),
+            record,
+        )
+        return batch
+
+    def _refill(self, groups: int) -> None:
+        self._dispatcher.request(groups)
+        self._ports.engine.pump()
+
+    def _data_ended(self, next_step: int) -> bool:
+        """Whether no group is left that could be trained in that step."""
+        return self._dispatcher.exhausted and not self._ports.buffer.trainable(next_step)
+
+    def _confirm(self, event: WeightsSynced) -> None:
+        """Move the version once every engine holds it; from here on the step stands."""
+        held = self._ports.engine.version
+        if not event.version == event.step == self._step == held:
+            raise SyncError(
+                f"weights_synced says step {event.step}, version {event.version}, but the loop is in step {self._step} "
+                f"and engines hold version {held}"
+            )
+        self._ports.buffer.advance(event.version)
+        self._complete = event.step
+
+    def _end(self, status: Status, reason: str, seconds: float, failure: BaseException | None) -> None:
+        """Send fit_end to everyone and stop the engines; the first error of the run is the one that leaves `fit`."""
+        record = self._unreported if self._unreported and self._unreported.step == self._complete else None
+        summary = {"steps": float(self._complete), "seconds": seconds, **self.bus.times.late()}
+        event = FitEnd(
+            status=status,
+            reason=reason,
+            step=self._complete,
+            version=self._ports.buffer.version,
+            summary=MappingProxyType(summary),
+        )
+        try:
+            self.bus.emit(event, record)
+        except BaseException as error:
+            if failure is None:
+                raise
+            failure.add_note(f"on fit_end there was another error: {type(error).__name__}: {error}")
+        finally:
+            self._ports.buffer.close()
+            self._ports.engine.close()
+
+
+def _joined(*sources: Mapping[str, object]) -> Mapping[str, object]:
+    """Metrics of several sources as one read-only mapping. Raises `MetricError` if two have the same name."""
+    joined: dict[str, object] = {}
+    for source in sources:
+        if twice := joined.keys() & source.keys():
+            raise MetricError(f"the learner, the engine and the buffer both report {', '.join(sorted(twice))}")
+        joined.update(source)
+    return MappingProxyType(joined)
+
+
+def _require_one_syncer(bus: Bus) -> None:
+    syncers = [slot for slot in bus.plan.slots[StepEnd] if WeightsSynced in slot.emits and slot.every is None]
+    others = [
+        slot
+        for slots in bus.plan.slots.values()
+        for slot in slots
+        if WeightsSynced in slot.emits and slot not in syncers
+    ]
+    if len(syncers) != 1 or others:
+        found = ", ".join(map(str, (*syncers, *others))) or "none"
+        raise ConfigError(
+            "a run needs exactly one handler that syncs the weights: on step_end, without `every`, with "
+            f"emits=[WeightsSynced]. Found {found}. Add weight_sync to the plugins, once."
+        )

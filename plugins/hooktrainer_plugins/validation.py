@@ -1,0 +1,40 @@
+"""Judge the published weights on fixed held-out prompts."""
+
+from __future__ import annotations
+
+import attrs
+
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.events import StepEnd
+from hooktrainer.metrics import Mean, Sum
+from hooktrainer.plugin import port
+from hooktrainer.ports import Clock, PromptSource, RolloutEngine
+
+
+@attrs.define(kw_only=True)
+class Validation(Plugin):
+    """Score greedy answers to held-out prompts every few steps and at the end, on the weights just published."""
+
+    every: int = attrs.field(default=5, validator=attrs.validators.ge(1))
+    """Steps between validations; the last step is always judged."""
+
+    size: int = attrs.field(default=256, validator=attrs.validators.ge(1))
+    """Held-out prompts, the same ones every time."""
+
+    engine: RolloutEngine = port()
+    prompts: PromptSource = port()
+    clock: Clock = port()
+
+    @on(StepEnd, priority=Priority.EVALUATE, needs=["weights.published"], adds=["metrics.row"], every="every")
+    def evaluate(self, event: StepEnd) -> None:
+        """Add the mean score with partial credit, and beside it the share of exact answers."""
+        started = self.clock.now()
+        answers = self.engine.answer(self.prompts.heldout(self.size))
+        event.record.add(
+            {
+                "val/score/mean": Mean.of(answer.score for answer in answers),
+                "val/exact_match/mean": Mean.of(answer.score == 1.0 for answer in answers),
+                "val/response_length/mean": Mean.of(len(answer.tokens) for answer in answers),
+                "timing_s/testing": Sum(self.clock.now() - started),
+            }
+        )

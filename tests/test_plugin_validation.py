@@ -1,0 +1,25 @@
+"""validation on the fake bus."""
+
+from __future__ import annotations
+
+import pytest
+
+from hooktrainer.events import StepEnd
+from hooktrainer.testing import FakeBus, FakeEngine, FakePrompts, ManualClock, check_plugin
+from hooktrainer_plugins.validation import Validation
+
+
+def test_it_keeps_the_contract() -> None:
+    check_plugin(Validation)
+
+
+@pytest.mark.parametrize(("score", "exact"), [(0.75, 0.0), (1.0, 1.0)])
+def test_partial_credit_and_exact_answers_are_reported_beside_each_other(score: float, exact: float) -> None:
+    validation = Validation(every=2, size=8, engine=FakeEngine(score=score), prompts=FakePrompts(), clock=ManualClock())
+    bus = FakeBus(validation, provides=["metrics.row", "weights.published"])
+    rows = []
+    for step in (1, 2, 3):
+        bus.fire(StepEnd, step=step, last=step == 3)
+        rows.append((bus.row.get("val/score/mean"), bus.row.get("val/exact_match/mean")))
+
+    assert rows == [(None, None), (score, exact), (score, exact)]

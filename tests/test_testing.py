@@ -1,0 +1,275 @@
+"""The test kit: the fake bus validates what a run would, and the contract checks can fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+from hooktrainer import Plugin, Priority, on, state
+from hooktrainer import ports as port_types
+from hooktrainer.errors import ConfigError, PlanError, PortError, SyncError
+from hooktrainer.events import Event, FitEnd, FitStart, IterationEnd, StepEnd, WeightsSynced
+from hooktrainer.metrics import Sum
+from hooktrainer.plugin import port
+from hooktrainer.testing import (
+    FakeBuffer,
+    FakeBus,
+    FakeEngine,
+    FakeLearner,
+    FakePrompts,
+    FakeSink,
+    FakeTask,
+    FakeTransport,
+    ManualClock,
+    check_order_independent,
+    check_plugin,
+)
+
+QUICKSTART = [
+    "metric_aggregation",
+    "weight_sync",
+    {"use": "staleness", "max_off_policy_threshold": 4},
+    {"use": "validation", "every": 1},
+    {"use": "log_after_collect", "sinks": ["jsonl"]},
+]
+
+
+@attrs.define(kw_only=True)
+class Stopper(Plugin):
+    """Stops."""
+
+    limit: float = 0.2
+    """Largest loss."""
+
+    seen: int = state(0)
+
+    @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
+    def stop(self, event: StepEnd) -> None:
+        self.seen += 1
+        if event.record.row["loss"] > self.limit:
+            event.control.stop(f"loss above {self.limit}")
+
+
+class TestFakeBus:
+    def test_a_plugin_is_tested_in_three_lines(self, fake_bus: Callable[..., FakeBus]) -> None:
+        bus = fake_bus(Stopper(limit=0.2), provides=["metrics.row"])
+        bus.fire(StepEnd, step=1, row={"loss": 0.5})
+        assert bus.control.reason == "loss above 0.2"
+
+    def test_it_works_a_hundred_times(self) -> None:
+        stoppers = [Stopper() for _ in range(100)]
+        for stopper in stoppers:
+            FakeBus(stopper, provides=["metrics.row"]).fire(StepEnd, row={"loss": 0.0})
+
+        assert [stopper.seen for stopper in stoppers] == [1] * 100
+
+    def test_what_is_not_provided_is_missing_as_in_a_run(self) -> None:
+        with pytest.raises(PlanError, match="needs 'metrics.row', which nobody makes"):
+            FakeBus(Stopper())
+
+    def test_a_read_in_weights_synced_is_refused_as_in_a_run(self) -> None:
+        @attrs.define
+        class Early(Plugin):
+            @on(WeightsSynced, priority=Priority.REPORT, needs=["metrics.row"])
+            def write(self, event: WeightsSynced) -> None: ...
+
+        with pytest.raises(PlanError, match="reads 'metrics.row' before <stand-in for metrics.row>"):
+            FakeBus(Early(), provides=["metrics.row"])
+
+    def test_a_stand_in_sits_where_it_is_told(self) -> None:
+        @attrs.define
+        class Reader(Plugin):
+            @on(StepEnd, priority=Priority.EVALUATE, needs=["judge.scores"])
+            def read(self, event: StepEnd) -> None: ...
+
+        FakeBus(Reader(), provides={"judge.scores": (StepEnd, Priority.COLLECT)})
+        with pytest.raises(PlanError, match="before <stand-in for judge.scores>"):
+            FakeBus(Reader(), provides={"judge.scores": (StepEnd, Priority.REPORT)})
+        with pytest.raises(ConfigError, match=r"no built-in plugin makes that; say where"):
+            FakeBus(Reader(), provides=["judge.scores"])
+
+    def test_what_plugins_add_is_in_the_row(self) -> None:
+        @attrs.define
+        class Adds(Plugin):
+            @on(IterationEnd, adds=["metrics.row"])
+            def add(self, event: IterationEnd) -> None:
+                event.record.add({"mine": Sum(2)})
+
+        bus = FakeBus(Adds(), provides=["metrics.row"])
+        bus.fire(IterationEnd)
+        bus.fire(IterationEnd)
+        bus.fire(StepEnd)
+
+        assert bus.row == {"mine": 4.0}
+
+    def test_the_stand_in_syncs_inside_step_end(self) -> None:
+        heard: list[Event] = []
+
+        @attrs.define
+        class Listener(Plugin):
+            @on(WeightsSynced)
+            def listen(self, event: WeightsSynced) -> None:
+                heard.append(event)
+
+        bus = FakeBus(Listener())
+        bus.fire(StepEnd, step=3, last=True)
+
+        assert [(event.step, event.version, event.last) for event in heard] == [(3, 3, True)]
+
+    def test_a_version_that_is_not_the_step_is_refused(self) -> None:
+        @attrs.define
+        class Wrong(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: StepEnd) -> None:
+                event.control.emit(WeightsSynced(step=event.step, version=event.step + 1))
+
+        with pytest.raises(SyncError, match="says step 1 but version 2"):
+            FakeBus(Wrong()).fire(StepEnd)
+
+    def test_an_unknown_field_is_an_error_with_a_suggestion(self) -> None:
+        with pytest.raises(TypeError, match=r"StepEnd has no field 'setp'. Did you mean 'step'\?"):
+            FakeBus().fire(StepEnd, setp=1)
+
+    def test_fit_end_gets_the_record_of_a_step_that_is_still_open(self) -> None:
+        seen: list[object] = []
+
+        @attrs.define
+        class End(Plugin):
+            @on(FitEnd)
+            def end(self, event: FitEnd) -> None:
+                seen.append(event.record and event.record.sealed)
+
+        bus = FakeBus(End())
+        bus.fire(FitEnd)
+        bus.fire(IterationEnd, step=2)
+        bus.fire(FitEnd, step=2, status="failed")
+
+        assert seen == [None, False]
+
+    def test_a_port_that_nobody_bound_says_how_to_bind_it(self) -> None:
+        @attrs.define
+        class Uses(Plugin):
+            engine: port_types.RolloutEngine = port()
+
+            @on(FitStart)
+            def use(self, event: FitStart) -> None:
+                self.engine.pump()
+
+        with pytest.raises(PortError, match=r"'.pump'.* pass a fake"):
+            FakeBus(Uses()).fire(FitStart)
+
+
+class TestCheckPlugin:
+    def test_a_good_plugin_passes(self) -> None:
+        check_plugin(Stopper)
+        check_plugin(Stopper, limit=0.5)
+
+    def test_an_option_without_documentation_fails(self) -> None:
+        @attrs.define
+        class Bare(Plugin):
+            """Says nothing of its option."""
+
+            limit: float = 0.2
+
+        with pytest.raises(AssertionError, match="no docstring under the option limit"):
+            check_plugin(Bare)
+
+    def test_a_class_without_documentation_fails(self) -> None:
+        @attrs.define
+        class Silent(Plugin):
+            pass
+
+        with pytest.raises(AssertionError, match="Silent has no docstring"):
+            check_plugin(Silent)
+
+    def test_a_class_that_forgot_attrs_fails(self) -> None:
+        class Forgot(Plugin):
+            """Has no decorator."""
+
+        with pytest.raises(AssertionError, match="put @attrs.define"):
+            check_plugin(Forgot)
+
+    def test_a_handler_with_a_fault_fails(self) -> None:
+        @attrs.define
+        class Wrong(Plugin):
+            """Takes too much."""
+
+            @on(StepEnd)
+            def handle(self, event: StepEnd, more: int) -> None: ...
+
+        with pytest.raises(PlanError, match="takes one argument"):
+            check_plugin(Wrong)
+
+    def test_a_state_that_does_not_come_back_fails(self) -> None:
+        @attrs.define
+        class Forgetful(Stopper):
+            """Keeps less than it declares."""
+
+            def state_dict(self) -> dict[str, object]:
+                return {}
+
+            def load_state_dict(self, kept: object) -> None: ...
+
+        with pytest.raises(AssertionError, match="state_dict gives"):
+            check_plugin(Forgetful)
+
+
+class TestState:
+    def test_it_comes_back_and_is_strict(self) -> None:
+        first, second = Stopper(), Stopper()
+        first.seen = 3
+        second.load_state_dict(first.state_dict())
+
+        assert second.seen == 3
+        with pytest.raises(
+            ConfigError, match=r"keeps no state 'sen'. Did you mean 'seen'\?(.|\n)*'seen' .* is missing"
+        ):
+            second.load_state_dict({"sen": 1})
+        assert second.seen == 3
+
+
+class TestOrderIndependence:
+    def test_the_quickstart_does_not_depend_on_the_order_of_its_list(self) -> None:
+        check_order_independent(QUICKSTART)
+
+    def test_a_list_that_does_is_found(self, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = (
+            "import attrs\nfrom hooktrainer import Plugin, Priority, on\nfrom hooktrainer.events import StepEnd\n"
+            "from hooktrainer.metrics import Last\n\n"
+            "@attrs.define\nclass Writer(Plugin):\n    value: float = 0.0\n\n"
+            "    @on(StepEnd, priority=Priority.COLLECT, adds=['metrics.row'])\n"
+            "    def add(self, event: StepEnd) -> None:\n        event.record.add({'mine': Last(self.value)})\n"
+        )
+        (tmp_path / "order_dependent.py").write_text(source)  # type: ignore[operator]
+        monkeypatch.syspath_prepend(str(tmp_path))
+        writers = [{"use": "order_dependent:Writer", "name": f"w{i}", "value": float(i)} for i in range(2)]
+
+        with pytest.raises(AssertionError, match="the rows differ in step 1, mine: 1.0 and 0.0"):
+            check_order_independent(["metric_aggregation", "weight_sync", "log_after_collect", *writers])
+
+
+def test_every_port_has_a_fake_that_fits_it() -> None:
+    fakes = {
+        port_types.Clock: ManualClock(),
+        port_types.Learner: FakeLearner(),
+        port_types.PromptSource: FakePrompts(),
+        port_types.ReplayBuffer: FakeBuffer(),
+        port_types.RolloutEngine: FakeEngine(),
+        port_types.Sink: FakeSink(),
+        port_types.Task: FakeTask(),
+        port_types.WeightTransport: FakeTransport(),
+    }
+
+    for kind, fake in fakes.items():
+        assert isinstance(fake, kind), kind
+    runtime = {value for value in vars(port_types).values() if getattr(value, "_is_runtime_protocol", False)}
+    assert runtime == set(fakes)
+
+
+def test_the_test_kit_needs_no_torch() -> None:
+    script = "import hooktrainer.testing, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,509 @@
+"""The loop: what a step is, where its numbers land, and how runs end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import pytest
+
+from hooktrainer import Plugin, Priority, Trainer, on
+from hooktrainer.config import TrainerConfig
+from hooktrainer.errors import BusError, ConfigError, RolloutError, StarvedError, SyncError
+from hooktrainer.events import (
+    EVENTS,
+    Event,
+    FitEnd,
+    FitStart,
+    IterationEnd,
+    IterationStart,
+    StepEnd,
+    StepStart,
+    WeightsSynced,
+)
+from hooktrainer.metrics import Mean, Sum
+from hooktrainer.testing import (
+    FakeBuffer,
+    FakeEngine,
+    FakeLearner,
+    FakePrompts,
+    FakeSink,
+    FakeTransport,
+    ManualClock,
+    fake_ports,
+)
+from hooktrainer_plugins.log_after_collect import LogAfterCollect
+from hooktrainer_plugins.metric_aggregation import MetricAggregation
+from hooktrainer_plugins.staleness import Staleness
+from hooktrainer_plugins.validation import Validation
+from hooktrainer_plugins.weight_sync import WeightSync
+
+
+@attrs.define
+class Witness(Plugin):
+    """Keeps every event, and acts on the one it is told."""
+
+    seen: list[Event] = attrs.field(factory=list)
+    acts: Mapping[type[Event], Callable[[Event], None]] = attrs.field(factory=dict)
+
+    def _see(self, event: Event) -> None:
+        self.seen.append(event)
+        self.acts.get(type(event), lambda _: None)(event)
+
+    @on(FitStart)
+    def a(self, event: FitStart) -> None:
+        self._see(event)
+
+    @on(StepStart)
+    def b(self, event: StepStart) -> None:
+        self._see(event)
+
+    @on(IterationStart)
+    def c(self, event: IterationStart) -> None:
+        self._see(event)
+
+    @on(IterationEnd)
+    def d(self, event: IterationEnd) -> None:
+        self._see(event)
+
+    @on(StepEnd)
+    def e(self, event: StepEnd) -> None:
+        self._see(event)
+
+    @on(WeightsSynced)
+    def f(self, event: WeightsSynced) -> None:
+        self._see(event)
+
+    @on(FitEnd)
+    def g(self, event: FitEnd) -> None:
+        self._see(event)
+
+    def count(self, kind: type[Event]) -> int:
+        return sum(type(event) is kind for event in self.seen)
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.seen if type(event) is kind]
+
+
+@attrs.define
+class Run:
+    """A run on fakes, with everything in reach."""
+
+    config: TrainerConfig
+    extra: Sequence[Plugin] = ()
+    plugins: Sequence[Plugin] | None = None
+    ports: Mapping[str, object] = attrs.field(factory=dict)
+    sink: FakeSink = attrs.field(factory=FakeSink)
+    witness: Witness = attrs.field(factory=Witness)
+    learner: FakeLearner = attrs.field(factory=lambda: FakeLearner(lambda update: {"loss": float(update)}))
+
+    def trainer(self) -> Trainer:
+        standard = [MetricAggregation(), WeightSync(), LogAfterCollect(sinks=["memory"]), self.witness]
+        plugins = [*(self.plugins if self.plugins is not None else standard), *self.extra]
+        ports = fake_ports(**{"learner": self.learner, "sinks": {"memory": self.sink}, **self.ports})
+        return Trainer(plugins, ports, self.config)
+
+    def fit(self) -> object:
+        return self.trainer().fit()
+
+
+def cycles(
+    parameter_sync_step: int = 4, total_steps: int | None = None, mini_batch: int = 1, warmup: int = 0
+) -> TrainerConfig:
+    return TrainerConfig(
+        total_steps=total_steps,
+        train_batch_size=parameter_sync_step * mini_batch,
+        ppo_mini_batch_size=mini_batch,
+        parameter_sync_step=parameter_sync_step,
+        num_warmup_batches=warmup,
+    )
+
+
+class TestSteps:
+    def test_each_row_is_the_mean_of_its_own_iterations_in_every_order_of_the_list(self) -> None:
+        kinds = [MetricAggregation, WeightSync, Staleness, Validation, lambda: LogAfterCollect(sinks=["memory"])]
+        for order in itertools.permutations(kinds):
+            run = Run(cycles(4, total_steps=2), plugins=[make() for make in order])
+
+            run.fit()
+
+            assert run.sink.column("loss") == [(1, 2.5), (2, 6.5)]
+
+    def test_a_step_is_p_updates_and_one_sync(self) -> None:
+        updates_at_sync: list[int] = []
+        run = Run(cycles(4, total_steps=3))
+        run.witness.acts = {WeightsSynced: lambda _: updates_at_sync.append(run.learner.updates)}
+
+        run.fit()
+
+        assert [run.witness.count(kind) for kind in (IterationEnd, StepEnd, WeightsSynced)] == [12, 3, 3]
+        assert updates_at_sync == [4, 8, 12]
+
+    def test_data_that_ends_in_the_middle_closes_the_cycle_like_any_other(self) -> None:
+        run = Run(cycles(4), ports={"prompts": FakePrompts(10)})
+
+        result = run.fit()
+
+        assert run.sink.column("loss") == [(1, 2.5), (2, 6.5), (3, 9.5)]
+        assert run.sink.column("training/partial_iterations") == [(3, 2.0)]
+        assert run.witness.count(WeightsSynced) == 3
+        assert run.witness.of(StepEnd)[-1].last
+        assert (result.status, result.reason, result.step) == ("completed", "the data has ended", 3)
+        assert run.sink.state == "closed"
+
+    def test_data_that_ends_with_a_step_opens_no_empty_one(self) -> None:
+        run = Run(cycles(4), ports={"prompts": FakePrompts(8)})
+
+        run.fit()
+
+        assert run.witness.count(StepStart) == 2
+        assert [event.last for event in run.witness.of(StepEnd)] == [False, True]
+
+    def test_only_the_last_mini_batch_is_short_and_weighs_less(self) -> None:
+        run = Run(cycles(2, mini_batch=2), ports={"prompts": FakePrompts(7)})
+
+        run.fit()
+
+        assert [len(batch) for batch in run.learner.batches] == [2, 2, 2, 1]
+        assert run.sink.column("loss") == [(1, 1.5), (2, (3 * 2 + 4 * 1) / 3)]
+
+    def test_the_signals_of_a_run_follow_the_drawing(self) -> None:
+        run = Run(cycles(2, total_steps=2))
+
+        run.fit()
+
+        step = [StepStart, IterationStart, IterationEnd, IterationStart, IterationEnd, StepEnd, WeightsSynced]
+        assert [type(event) for event in run.witness.seen] == [FitStart, *step, *step, FitEnd]
+        assert {type(event) for event in run.witness.seen} == set(EVENTS)
+
+    def test_steps_count_from_one_and_engines_hold_the_version_before(self) -> None:
+        run = Run(cycles(2, total_steps=2), ports={"engine": (engine := FakeEngine())})
+        held: list[tuple[int, int]] = []
+        run.witness.acts = {
+            StepEnd: lambda event: held.append((event.version, engine.version)),
+            WeightsSynced: lambda event: held.append((event.version, engine.version)),
+        }
+
+        run.fit()
+
+        assert [(event.step, event.version) for event in run.witness.of(StepStart)] == [(1, 0), (2, 1)]
+        assert held == [(0, 0), (1, 1), (1, 1), (2, 2)]
+
+    def test_sync_time_is_in_the_row_of_its_own_step(self) -> None:
+        clock = ManualClock()
+        transport = FakeTransport(before_publish=clock.advance)
+        run = Run(cycles(1, total_steps=3), ports={"clock": clock, "transport": transport})
+
+        run.fit()
+
+        assert run.sink.column("timing_s/weight_sync") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+        assert run.sink.column("timing_s/step") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+    def test_several_contributors_make_one_row_a_step(self) -> None:
+        @attrs.define
+        class Timing(Plugin):
+            @on(StepEnd, priority=Priority.EVALUATE, adds=["metrics.row"])
+            def add(self, event: StepEnd) -> None:
+                event.record.add({"timing_s/mine": Sum(event.step)})
+
+        run = Run(cycles(1, total_steps=3), extra=[Timing(), Validation(every=1)])
+
+        run.fit()
+
+        assert [step for step, _ in run.sink.rows] == [1, 2, 3]
+        assert all({"loss", "timing_s/mine", "val/score/mean"} <= row.keys() for _, row in run.sink.rows)
+
+    def test_every_n_steps_and_the_last(self) -> None:
+        run = Run(cycles(1, total_steps=5), extra=[Validation(every=2)])
+
+        run.fit()
+
+        assert [step for step, _ in run.sink.column("val/score/mean")] == [2, 4, 5]
+
+    def test_an_optional_plugin_less_changes_nothing_in_the_syncs(self) -> None:
+        for left_out in (Staleness, Validation, None):
+            engine = FakeEngine()
+            extra = [kind() for kind in (Staleness, Validation) if kind is not left_out]
+            run = Run(cycles(2, total_steps=3), extra=extra, ports={"engine": engine})
+
+            run.fit()
+
+            assert run.witness.count(WeightsSynced) == 3
+            assert engine.held == {"updates": 6}
+
+
+class TestStaleness:
+    @pytest.mark.parametrize(("warmup", "expected"), [(0, [1, 1, 1, 1]), (1, [2, 1, 1, 1]), (4, [2, 2, 2, 2])])
+    def test_warm_up_decides_how_old_the_data_is(self, warmup: int, expected: list[int]) -> None:
+        run = Run(cycles(4, total_steps=3, mini_batch=2, warmup=warmup), extra=[Staleness()])
+
+        run.fit()
+
+        staleness = [event.groups for event in run.witness.of(IterationEnd)]
+        assert staleness[:4] == [(1, 1)] * 4
+        assert staleness[4:8] == staleness[8:] == [(s, s) for s in expected]
+
+    def test_what_is_evicted_is_replaced_and_counted_once(self) -> None:
+        run = Run(cycles(1, total_steps=3, warmup=1), extra=[Staleness(max_off_policy_threshold=1)])
+
+        run.fit()
+
+        assert run.sink.column("training/off_policy/evicted_samples") == [(1, 0.0), (2, 1.0), (3, 1.0)]
+        assert run.sink.column("training/off_policy/staleness/max") == [(1, 1.0), (2, 1.0), (3, 1.0)]
+
+    def test_a_buffer_without_room_is_filled_after_the_next_sample(self) -> None:
+        run = Run(cycles(2, total_steps=2, mini_batch=2, warmup=4), ports={"buffer": FakeBuffer(capacity=3)})
+
+        run.fit()
+
+        assert [len(batch) for batch in run.learner.batches] == [2, 2, 2, 2]
+        numbers = [group.number for batch in run.learner.batches for group in batch]
+        assert numbers == list(range(8))
+
+
+class TestStop:
+    def test_a_stop_after_two_of_four_iterations_closes_the_cycle(self) -> None:
+        run = Run(cycles(4, total_steps=5), extra=[Validation(every=100)])
+        run.witness.acts = {
+            IterationEnd: lambda event: (
+                event.control.stop("enough") if event.step == 2 and event.iteration == 1 else None
+            )
+        }
+
+        result = run.fit()
+
+        assert run.sink.column("training/partial_iterations") == [(2, 2.0)]
+        assert run.sink.column("loss") == [(1, 2.5), (2, 5.5)]
+        assert [step for step, _ in run.sink.column("val/score/mean")] == [2]
+        assert (result.status, result.reason, result.step) == ("stopped", "enough", 2)
+
+    @pytest.mark.parametrize("kind", [FitStart, StepStart, IterationStart])
+    def test_a_stop_before_the_first_update_opens_no_row(self, kind: type[Event]) -> None:
+        run = Run(cycles(4, total_steps=5))
+        run.witness.acts = {kind: lambda event: event.control.stop("enough")}
+
+        result = run.fit()
+
+        assert (result.status, result.step, run.sink.rows) == ("stopped", 0, [])
+        assert run.witness.count(StepEnd) == 0
+        assert run.witness.count(FitEnd) == 1
+
+    def test_a_stop_while_the_step_is_reported_ends_after_it(self) -> None:
+        run = Run(cycles(1, total_steps=5))
+        run.witness.acts = {WeightsSynced: lambda event: event.control.stop("enough")}
+
+        assert run.fit().step == 1
+
+    def test_a_stop_in_the_last_step_does_not_unfinish_the_run(self) -> None:
+        run = Run(cycles(1, total_steps=1))
+        run.witness.acts = {IterationEnd: lambda event: event.control.stop("enough")}
+
+        assert run.fit().status == "completed"
+
+
+def raising(error: BaseException) -> Callable[[Event], None]:
+    def act(_: Event) -> None:
+        raise error
+
+    return act
+
+
+class TestFailures:
+    def test_the_original_error_leaves_fit_and_everyone_hears_of_it(self) -> None:
+        error = ValueError("boom")
+        run = Run(cycles(1, total_steps=5), ports={"engine": (engine := FakeEngine())})
+        run.witness.acts = {IterationEnd: raising(error), FitEnd: raising(KeyError("second"))}
+
+        with pytest.raises(ValueError, match="boom") as caught:
+            run.fit()
+
+        assert caught.value is error
+        assert (
+            error.__notes__[0]
+            == "raised by plugin 'witness' (plugins[3]): Witness.d on iteration_end, COLLECT 200, step 1"
+        )
+        assert "on fit_end there was another error: KeyError: 'second'" in error.__notes__[1]
+        assert [(event.status, event.reason) for event in run.witness.of(FitEnd)] == [("failed", "ValueError: boom")]
+        assert run.sink.state == "closed"
+        assert engine.calls[-1] == "close"
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+    def test_an_interrupt_takes_the_same_clean_path(self, error: BaseException) -> None:
+        run = Run(cycles(1, total_steps=5))
+        run.witness.acts = {StepStart: raising(error)}
+
+        with pytest.raises(type(error)):
+            run.fit()
+
+        assert [event.status for event in run.witness.of(FitEnd)] == ["interrupted"]
+
+    def test_an_error_on_fit_end_alone_leaves_fit(self) -> None:
+        run = Run(cycles(1, total_steps=1))
+        run.witness.acts = {FitEnd: raising(ValueError("boom"))}
+
+        with pytest.raises(ValueError, match="boom"):
+            run.fit()
+
+        assert run.sink.state == "closed"
+
+    def test_a_cycle_broken_before_its_weights_are_confirmed_is_discarded(self) -> None:
+        run = Run(cycles(2, total_steps=5), ports={"transport": FakeTransport([None, None, ValueError("lost")])})
+
+        with pytest.raises(ValueError, match="lost"):
+            run.fit()
+
+        assert run.sink.column("loss") == [(1, 1.5)]
+        assert [(event.step, event.version) for event in run.witness.of(FitEnd)] == [(1, 1)]
+        assert run.witness.count(WeightsSynced) == 1
+
+    def test_a_step_that_breaks_after_its_sync_stands_and_is_marked_unscored(self) -> None:
+        @attrs.define
+        class Judge(Plugin):
+            @on(StepEnd, priority=Priority.EVALUATE)
+            def judge(self, event: StepEnd) -> None:
+                if event.step == 2:
+                    raise ValueError("no score")
+
+        run = Run(cycles(2, total_steps=5), extra=[Judge()])
+
+        with pytest.raises(ValueError, match="no score"):
+            run.fit()
+
+        assert run.sink.column("loss") == [(1, 1.5), (2, 3.5)]
+        assert run.sink.column("training/unscored") == [(2, 1.0)]
+        assert [event.step for event in run.witness.of(FitEnd)] == [2]
+
+    def test_a_row_that_was_written_is_not_written_again(self) -> None:
+        @attrs.define
+        class Saver(Plugin):
+            @on(StepEnd, priority=Priority.SAVE)
+            def save(self, event: StepEnd) -> None:
+                raise OSError("disk full")
+
+        run = Run(cycles(1, total_steps=5), extra=[Saver()])
+
+        with pytest.raises(OSError, match="disk full"):
+            run.fit()
+
+        assert run.sink.column("loss") == [(1, 1.0)]
+        assert run.sink.column("training/unscored") == []
+
+    def test_a_rollout_that_raises_leaves_fit_with_its_cause(self) -> None:
+        error = ValueError("boom")
+        run = Run(cycles(4), ports={"engine": FakeEngine(fails=lambda group: error if group.number == 2 else None)})
+
+        with pytest.raises(RolloutError, match="group 2") as caught:
+            run.fit()
+
+        assert caught.value.__cause__ is error
+
+    def test_a_buffer_that_never_fills_is_starved_not_silent(self) -> None:
+        class Loses(FakeBuffer):
+            def dispatch(self, prompts: object) -> None:
+                """Lose everything."""
+
+        with pytest.raises(StarvedError, match="step 1: 0 of 1 groups, nothing is pending or running"):
+            Run(cycles(1), ports={"buffer": Loses()}).fit()
+
+
+class TestSync:
+    def test_a_run_that_nobody_syncs_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="Found none. Add weight_sync"):
+            Run(cycles(), plugins=[MetricAggregation()]).trainer()
+
+    def test_a_sync_that_may_be_skipped_is_none(self) -> None:
+        @attrs.define
+        class Sometimes(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced], every=2)
+            def sync(self, event: StepEnd) -> None: ...
+
+        with pytest.raises(ConfigError, match="sometimes.sync"):
+            Run(cycles(), plugins=[Sometimes()]).trainer()
+
+    def test_any_plugin_may_be_the_one_that_syncs(self) -> None:
+        engine = FakeEngine()
+
+        @attrs.define
+        class Mine(Plugin):
+            @on(FitStart)
+            def first(self, event: FitStart) -> None:
+                engine.stage({}, 0)
+                engine.flip()
+
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: StepEnd) -> None:
+                engine.stage({}, event.step)
+                engine.flip()
+                event.control.emit(WeightsSynced(step=event.step, version=event.step))
+
+        run = Run(cycles(1, total_steps=2), plugins=[Mine()], ports={"engine": engine})
+
+        assert run.fit().step == 2
+
+    def test_a_version_that_the_engines_do_not_hold_is_not_published(self) -> None:
+        @attrs.define
+        class Liar(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: StepEnd) -> None:
+                event.control.emit(WeightsSynced(step=event.step, version=event.step))
+
+        engine = FakeEngine()
+        engine.stage({}, 0)
+        engine.flip()
+        run = Run(cycles(1), plugins=[Liar(), (witness := Witness())], ports={"engine": engine})
+
+        with pytest.raises(SyncError, match="engines hold version 0"):
+            run.fit()
+
+        assert witness.count(WeightsSynced) == 0
+        assert witness.of(FitEnd)[0].step == 0
+
+    def test_a_sync_that_says_nothing_is_an_error(self) -> None:
+        @attrs.define
+        class Mute(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: StepEnd) -> None: ...
+
+        engine = FakeEngine()
+        engine.stage({}, 0)
+        engine.flip()
+        with pytest.raises(BusError, match="mute.sync .* ended without emitting weights_synced"):
+            Run(cycles(1), plugins=[Mute()], ports={"engine": engine}).fit()
+
+    def test_engines_without_the_first_weights_are_an_error(self) -> None:
+        @attrs.define
+        class NoFirst(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: StepEnd) -> None: ...
+
+        with pytest.raises(SyncError, match="after fit_start engines hold version -1"):
+            Run(cycles(1), plugins=[NoFirst()]).fit()
+
+
+class TestRows:
+    def test_metrics_under_one_name_from_two_sources_are_an_error(self) -> None:
+        class Engine(FakeEngine):
+            def take_metrics(self) -> Mapping[str, object]:
+                return {"loss": Mean(1)}
+
+        with pytest.raises(Exception, match="both report loss"):
+            Run(cycles(1), ports={"engine": Engine()}).fit()
+
+    def test_hook_times_are_in_the_row_and_the_late_ones_in_the_summary(self) -> None:
+        run = Run(cycles(1, total_steps=2))
+
+        run.fit()
+
+        for _, row in run.sink.rows:
+            assert {"timing_s/hook/weight_sync", "timing_s/hook/metric_aggregation"} <= row.keys()
+        summary = run.witness.of(FitEnd)[0].summary
+        assert summary["timing_s/hook/log_after_collect"] > 0
+        assert summary["steps"] == 2
+
+    def test_a_trainer_fits_once(self) -> None:
+        trainer = Run(cycles(1, total_steps=1)).trainer()
+        trainer.fit()
+
+        with pytest.raises(RuntimeError, match="fits once"):
+            trainer.fit()
