@@ -49,7 +49,7 @@ class Trainer:
         _require_one_syncer(self.bus)
         bind(self.bus.plan.entries, ports)
         self.bus.guard(WeightsSynced, self._confirm)
-        self._ports = ports
+        self.ports = ports
         self._config = config
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer)
         self._step = 0
@@ -62,7 +62,7 @@ class Trainer:
         if self._started:
             raise RuntimeError("a trainer fits once; build another one for another run")
         self._started = True
-        started = self._ports.clock.now()
+        started = self.ports.clock.now()
         status: Status = "failed"
         reason, failure = "", None
         try:
@@ -73,16 +73,16 @@ class Trainer:
             reason = f"{type(error).__name__}: {error}"
             raise
         finally:
-            seconds = self._ports.clock.now() - started
+            seconds = self.ports.clock.now() - started
             self._end(status, reason, seconds, failure)
         return Result(status=status, reason=reason, step=self._complete, seconds=seconds)
 
     def _run(self) -> tuple[Status, str]:
         self.bus.emit(FitStart())
-        if self._ports.engine.version != self._ports.buffer.version:
-            held, published = self._ports.engine.version, self._ports.buffer.version
+        if self.ports.engine.version != self.ports.buffer.version:
+            held, published = self.ports.engine.version, self.ports.buffer.version
             raise SyncError(f"after fit_start engines hold version {held}, not the first one, {published}")
-        self._ports.engine.start(self._ports.buffer)
+        self.ports.engine.start(self.ports.buffer)
         self._dispatcher.request(self._config.num_warmup_batches * self._config.ppo_mini_batch_size)
         while True:
             if self._complete == self._config.total_steps:
@@ -94,7 +94,7 @@ class Trainer:
 
     def _run_step(self, step: int) -> bool:
         """One cycle; False if the data ended before its first update, and then it never was."""
-        clock, version = self._ports.clock, self._ports.buffer.version
+        clock, version = self.ports.clock, self.ports.buffer.version
         started = clock.now()
         record = Record(step, lambda: {"timing_s/step": Sum(clock.now() - started), **self.bus.times.end_lap()})
         self._step = step
@@ -119,7 +119,7 @@ class Trainer:
 
     def _run_iteration(self, iteration: int, record: Record) -> Batch | None:
         """Dispatch, sample, learn; None if the data has ended or a plugin stopped the run before the update."""
-        ports, step, version = self._ports, self._step, self._ports.buffer.version
+        ports, step, version = self.ports, self._step, self.ports.buffer.version
         self.bus.emit(IterationStart(step=step, version=version, iteration=iteration), record)
         if self.bus.control.reason is not None:
             return None
@@ -155,21 +155,21 @@ class Trainer:
 
     def _refill(self, groups: int) -> None:
         self._dispatcher.request(groups)
-        self._ports.engine.pump()
+        self.ports.engine.pump()
 
     def _data_ended(self, next_step: int) -> bool:
         """Whether no group is left that could be trained in that step."""
-        return self._dispatcher.exhausted and not self._ports.buffer.trainable(next_step)
+        return self._dispatcher.exhausted and not self.ports.buffer.trainable(next_step)
 
     def _confirm(self, event: WeightsSynced) -> None:
         """Move the version once every engine holds it; from here on the step stands."""
-        held = self._ports.engine.version
+        held = self.ports.engine.version
         if not event.version == event.step == self._step == held:
             raise SyncError(
                 f"weights_synced says step {event.step}, version {event.version}, but the loop is in step {self._step} "
                 f"and engines hold version {held}"
             )
-        self._ports.buffer.advance(event.version)
+        self.ports.buffer.advance(event.version)
         self._complete = event.step
 
     def _end(self, status: Status, reason: str, seconds: float, failure: BaseException | None) -> None:
@@ -180,7 +180,7 @@ class Trainer:
             status=status,
             reason=reason,
             step=self._complete,
-            version=self._ports.buffer.version,
+            version=self.ports.buffer.version,
             summary=MappingProxyType(summary),
         )
         try:
@@ -190,8 +190,8 @@ class Trainer:
                 raise
             failure.add_note(f"on fit_end there was another error: {type(error).__name__}: {error}")
         finally:
-            self._ports.buffer.close()
-            self._ports.engine.close()
+            self.ports.buffer.close()
+            self.ports.engine.close()
 
 
 def _joined(*sources: Mapping[str, object]) -> Mapping[str, object]:

@@ -1,0 +1,20 @@
+"""A plugin of one's own: stop when the policy drifts too far from the sampler."""
+
+import attrs
+
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.events import StepEnd
+
+
+@attrs.define(kw_only=True)
+class KLGuard(Plugin):
+    """Stop when the policy drifts too far from the sampler."""
+
+    limit: float = 0.2
+    """Largest tolerated `actor/ppo_kl`."""
+
+    @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
+    def guard(self, event: StepEnd) -> None:
+        """Look at the row of the step, once it is sealed."""
+        if event.record.row["actor/ppo_kl"] > self.limit:
+            event.control.stop(f"ppo_kl above {self.limit}")

@@ -1,0 +1,41 @@
+"""What can be said of the answers of an update without looking at the model; NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hooktrainer.groups import Group
+from hooktrainer.metrics import Max, Mean, Metric, Min, Sum
+
+
+def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
+    """Scores and lengths, under the names of verl.
+
+    `response_length/clip_ratio` is the share of answers that the sampler cut off at its configured longest length: a
+    comparison with the longest answer of the batch could never be 0.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    scores = [trajectory.score for trajectory in trajectories]
+    responses = [len(trajectory.tokens) for trajectory in trajectories]
+    prompts = [len(group.prompt.tokens) for group in groups for _ in group.trajectories]
+    num_tokens = sum(prompts) + sum(responses)
+    return {
+        **_spread("critic/score", scores),
+        **_spread("critic/rewards", scores),
+        **_spread("response_length", responses),
+        **_spread("prompt_length", prompts),
+        "response_length/clip_ratio": _mean([trajectory.truncated for trajectory in trajectories]),
+        "perf/total_num_tokens": Sum(num_tokens),
+        "global_seqlen/max": Max(num_tokens),
+        "global_seqlen/min": Min(num_tokens),
+    }
+
+
+def _spread(key: str, values: Sequence[float]) -> Mapping[str, Metric]:
+    if not values:
+        return {}
+    return {f"{key}/mean": _mean(values), f"{key}/max": Max(max(values)), f"{key}/min": Min(min(values))}
+
+
+def _mean(values: Sequence[float]) -> Mean:
+    return Mean(float(sum(values)), len(values))

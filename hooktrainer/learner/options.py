@@ -1,0 +1,30 @@
+"""The `optim` section of a configuration."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import ge, gt, instance_of, lt, optional
+
+
+@attrs.frozen(kw_only=True)
+class Optim:
+    """AdamW, with a linear warm-up."""
+
+    lr: float = attrs.field(default=1e-6, converter=float, validator=gt(0.0))
+    """Learning rate after the warm-up."""
+    lr_warmup_updates: int = attrs.field(default=0, validator=[instance_of(int), ge(0)])
+    """Optimizer updates over which the learning rate rises from 0, linearly."""
+    weight_decay: float = attrs.field(default=0.01, converter=float, validator=ge(0.0))
+    """Decoupled weight decay."""
+    beta1: float = attrs.field(default=0.9, converter=float, validator=[ge(0.0), lt(1.0)])
+    """Decay of the gradient's running mean."""
+    beta2: float = attrs.field(default=0.999, converter=float, validator=[ge(0.0), lt(1.0)])
+    """Decay of the running mean of its square."""
+    grad_clip: float = attrs.field(default=1.0, converter=float, validator=gt(0.0))
+    """Largest norm of the gradient; a larger one is scaled down to it."""
+    micro_batch_size: int | None = attrs.field(default=None, validator=optional([instance_of(int), ge(1)]))
+    """Answers in one forward and backward pass; bounds memory and changes no result. All at once if left out."""
+
+    def lr_of(self, update: int) -> float:
+        """The learning rate of an optimizer update, counted from 1."""
+        return self.lr * min(1.0, update / max(self.lr_warmup_updates, 1))

@@ -1,0 +1,42 @@
+"""An engine without threads: it works while the loop waits for samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+
+from hooktrainer.ports import RolloutEngine, Task
+from hooktrainer.rollout.engine import LocalEngine
+from hooktrainer.rollout.options import Sampling
+from hooktrainer.tasks.tokenizer import CharTokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class InlineEngine(LocalEngine):
+    """Generates on the loop's thread, whenever the loop is about to wait: nothing overlaps, everything repeats."""
+
+    def pump(self) -> None:
+        """Answer all that is pending."""
+        if self._buffer is not None:
+            while groups := self._buffer.claim(self._limit, block=False):
+                self._serve(self._buffer, groups)
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._buffer = None
+
+
+@attrs.frozen(kw_only=True)
+class Inline(Sampling):
+    """Sample on the loop's thread: synchronous and reproducible."""
+
+    def build(
+        self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
+    ) -> RolloutEngine:
+        """The engine; `policy` makes a new module of the learner's architecture at each call."""
+        generator = self.generator(policy=policy, tokenizer=tokenizer, task=task, seed=seed)
+        return InlineEngine(generator, self.max_batch_groups)

@@ -1,0 +1,48 @@
+"""One token a character, for tasks over a small alphabet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from hooktrainer.errors import ConfigError
+from hooktrainer.groups import Tokens
+
+UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
+"""What a special token reads as in the middle of an answer, so that it is never worth anything."""
+
+
+class CharTokenizer:
+    """Padding, an end token, and one token for each character of the alphabet."""
+
+    pad_id: Final = 0
+    eos_id: Final = 1
+
+    def __init__(self, alphabet: str) -> None:
+        if not alphabet or len(set(alphabet)) != len(alphabet):
+            raise ConfigError(f"an alphabet is made of different characters, at least one; found {alphabet!r}")
+        self.alphabet: Final = alphabet
+        self._ids = {char: number for number, char in enumerate(alphabet, start=2)}
+        self._chars = (UNREADABLE, UNREADABLE, *alphabet)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in all, special ones included."""
+        return len(self._chars)
+
+    def encode(self, text: str) -> Tokens:
+        """Tokens of a text, without an end token. Raises `ConfigError` for a character outside the alphabet."""
+        try:
+            return np.array([self._ids[char] for char in text], dtype=np.int64)
+        except KeyError as error:
+            raise ConfigError(f"{error} in {text!r} is not in the alphabet {self.alphabet!r}") from None
+
+    def decode(self, tokens: Tokens) -> str:
+        """Text up to the first end token."""
+        chars = []
+        for token in tokens.tolist():
+            if token == self.eos_id:
+                break
+            chars.append(self._chars[token])
+        return "".join(chars)

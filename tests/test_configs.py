@@ -1,0 +1,75 @@
+"""Every configuration and example that ships is composed, and its plan is cheap to look at."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hooktrainer import build_trainer, load_config
+from hooktrainer.parts import build_parts
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*.yaml")])
+TINY = ["trainer.total_steps=2", "plugins.validation.size=8"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_shipped_configuration_composes_and_trains(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    has_validation = any(entry.name == "validation" for entry in load_config(path).plugins)
+    config = load_config(path, overrides=TINY if has_validation else TINY[:1])
+
+    assert build_trainer(config).fit().step == 2
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_its_plan_needs_no_torch(path: Path) -> None:
+    script = (
+        "import sys\nfrom hooktrainer.cli import main\n"
+        f"assert main(['plan', {str(path)!r}]) == 0\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert "weight_sync.sync" in done.stdout
+
+
+def test_the_quickstart_overlaps_and_the_synchronous_run_does_not() -> None:
+    quickstart, sync = (load_config(ROOT / "configs" / f"{name}.yaml") for name in ("quickstart", "sync"))
+
+    assert (quickstart.rollout.use, sync.rollout.use) == ("thread", "inline")
+    assert quickstart.trainer.num_warmup_batches > sync.trainer.num_warmup_batches == 0
+    assert quickstart.trainer.parameter_sync_step == sync.trainer.parameter_sync_step == 4
+    for config in (quickstart, sync):
+        build_parts(config)
+
+
+def test_the_example_in_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["01_train.py", *TINY])
+    runpy.run_path(str(ROOT / "examples" / "01_train.py"), run_name="__main__")
+
+    assert "step 2: score" in capsys.readouterr().out
+
+
+def test_the_test_of_the_example_plugin_passes(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(ROOT / "examples" / "03_test_plugin.py"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ}, check=False)
+
+    assert "3 passed" in done.stdout, done.stdout

@@ -1,0 +1,208 @@
+"""Whole runs from the command line, on the real model and engines, small enough to take a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from hooktrainer import build_trainer, load_config
+from hooktrainer.cli import main
+from hooktrainer.errors import NonFiniteError
+
+SMALL = """
+task: {use: sort_digits, digits: 3}
+model: {use: decoder, layers: 1, width: 16, heads: 2}
+rollout: {use: ENGINE, n: 4, max_response_length: 4}
+optim: {lr: 1e-3}
+trainer: {total_steps: 3, train_batch_size: 8, ppo_mini_batch_size: 4, parameter_sync_step: 2}
+plugins:
+  - metric_aggregation
+  - weight_sync
+  - {use: staleness, max_off_policy_threshold: 2}
+  - {use: validation, every: 2, size: 16}
+  - {use: log_after_collect, sinks: [console, jsonl]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for engine in ("inline", "thread"):
+        (tmp_path / f"{engine}.yaml").write_text(SMALL.replace("ENGINE", engine))
+    return tmp_path
+
+
+def rows(run: str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+def test_a_run_leaves_its_config_its_plan_and_one_row_a_step(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", f"{engine}.yaml", "trainer.num_warmup_batches=1"]) == 0
+
+    assert sorted(path.name for path in Path("runs", engine).iterdir()) == ["config.yaml", "metrics.jsonl", "plan.txt"]
+    assert [row["step"] for row in rows(engine)] == [1, 2, 3]
+    assert ["val/score/mean" in row for row in rows(engine)] == [False, True, True]
+    assert [row["training/off_policy/staleness/mean"] for row in rows(engine)] == [1.0, 1.5, 1.5]
+    assert rows(engine)[0]["perf/throughput"] > 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1].startswith("completed (all 3 steps are done): 3 steps in ")
+    assert printed[-1].endswith(f"kept in runs/{engine}")
+    assert len([line for line in printed if line.startswith("step")]) == 3
+    again = load_config(Path("runs", engine, "config.yaml"))
+    assert again == load_config(f"{engine}.yaml", overrides=["trainer.num_warmup_batches=1", f"run.name={engine}"])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
+
+
+def test_the_synchronous_run_repeats_bit_for_bit_and_every_staleness_is_one() -> None:
+    finals = []
+    for _ in range(2):
+        trainer = build_trainer(load_config("inline.yaml"))
+        trainer.fit()
+        finals.append({name: tensor.clone() for name, tensor in trainer.ports.learner.weights().items()})
+
+    assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
+    first, second = rows("inline"), rows("inline.1")
+    timed = ("timing", "perf/", "rollout/tokens_per_worker_second")
+    for row, other in zip(first, second, strict=True):
+        assert row["training/off_policy/staleness/max"] == 1
+        assert {k: v for k, v in row.items() if not k.startswith(timed)} == {
+            k: v for k, v in other.items() if not k.startswith(timed)
+        }
+
+
+def test_a_second_run_keeps_the_first_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    main(["fit", "inline.yaml", "seed=1", "trainer.total_steps=1"])
+    main(["fit", "inline.yaml", "seed=2", "trainer.total_steps=1"])
+
+    assert "seed: 1" in Path("runs/inline.1/config.yaml").read_text()
+    assert "seed: 2" in Path("runs/inline/config.yaml").read_text()
+    assert sum("kept as inline.1" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_data_that_ends_closes_the_last_cycle() -> None:
+    assert main(["fit", "thread.yaml", "task.size=18", "trainer.total_steps=null"]) == 0
+
+    assert [row["step"] for row in rows("thread")] == [1, 2, 3]
+    assert rows("thread")[-1]["training/partial_iterations"] == 1
+    assert rows("thread")[-1]["val/score/mean"] >= 0
+
+
+def test_epochs_are_joined() -> None:
+    assert main(["fit", "inline.yaml", "task.size=8", "trainer.total_epochs=2", "trainer.total_steps=null"]) == 0
+
+    assert [row["step"] for row in rows("inline")] == [1, 2]
+
+
+BAD = {
+    "paramter_sync_step: 2": "did you mean",
+    "trainer: {total_steps: 3, train_batch_size: 9, ppo_mini_batch_size: 4, parameter_sync_step: 2}": "9",
+    "plugins: [weight_snc]": "weight_sync",
+    "plugins: [{use: weight_sync, priority: {step_ned: 300}}]": "step_end",
+    "plugins: [metric_aggregation]": "exactly one handler that syncs the weights",
+    "plugins: []": "exactly one handler that syncs the weights",
+    "plugins: [weight_sync, weight_sync]": "two names",
+    "rollout: {use: thread, n: many}": "rollout.n",
+    "task: {use: sort_digits, digts: 3}": "digits",
+    "plugins: [weight_sync, {use: staleness, max_off_policy_threshold: 1}]\n"
+    "trainer: {num_warmup_batches: 1}": "num_warmup_batches = 1",
+}
+
+
+@pytest.mark.parametrize("bad", list(BAD), ids=[line.partition("\n")[0][:40] for line in BAD])
+def test_a_wrong_config_exits_2_says_why_and_leaves_no_run_behind(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.yaml").write_text(bad + "\n")
+
+    assert main(["fit", "inline.yaml", "bad.yaml"]) == 2
+
+    said = capsys.readouterr().err
+    assert BAD[bad].lower() in said.lower()
+    assert "Traceback" not in said
+    assert not Path("runs").exists()
+
+
+def test_a_place_that_cannot_be_written_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("")
+
+    assert main(["fit", "inline.yaml", "run.dir=file/below"]) == 2
+
+    assert "cannot be made" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_update_with_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("hooktrainer.tasks.sort_digits.SortDigits.score", lambda *_: float("nan"))
+        assert main(["fit", "inline.yaml"]) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("the run failed: actor/pg_loss is nan: no update was made")
+    assert "Traceback" not in said
+    assert rows("inline") == []
+    assert main(["fit", "inline.yaml", "trainer.total_steps=1"]) == 0
+
+
+def test_the_weights_stay_as_they_were_before_an_update_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hooktrainer.tasks.sort_digits.SortDigits.score", lambda *_: float("nan"))
+    trainer = build_trainer(load_config("inline.yaml"))
+    before = {name: tensor.clone() for name, tensor in trainer.ports.learner.weights().items()}
+
+    with pytest.raises(NonFiniteError):
+        trainer.fit()
+
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.ports.learner.weights().items())
+
+
+def test_a_plugin_beside_the_yaml_is_used_by_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(
+        "import attrs\nfrom hooktrainer import Plugin, Priority, on\nfrom hooktrainer.events import StepEnd\n\n"
+        "@attrs.define\nclass StopAt(Plugin):\n    '''Stops.'''\n\n    step: int = 1\n    '''When.'''\n\n"
+        "    @on(StepEnd, priority=Priority.REPORT, needs=['metrics.row'])\n"
+        "    def stop(self, event: StepEnd) -> None:\n"
+        "        if event.step == self.step:\n            event.control.stop('that is enough')\n"
+    )
+    Path("more.yaml").write_text(
+        "plugins: [metric_aggregation, weight_sync, {use: 'mine.py:StopAt', step: 2}, log_after_collect]\n"
+    )
+
+    assert main(["fit", "inline.yaml", "more.yaml"]) == 0
+
+    assert "stopped (that is enough): 2 steps" in capsys.readouterr().out
+
+
+def test_an_error_in_a_plugin_keeps_its_traceback_and_names_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.py").write_text(
+        "import attrs\nfrom hooktrainer import Plugin, on\nfrom hooktrainer.events import StepStart\n\n"
+        "@attrs.define\nclass Broken(Plugin):\n    '''Breaks.'''\n\n    @on(StepStart)\n"
+        "    def start(self, event: StepStart) -> None:\n        raise ValueError('boom')\n"
+    )
+    Path("more.yaml").write_text("plugins: [weight_sync, 'broken.py:Broken']\n")
+
+    assert main(["fit", "inline.yaml", "more.yaml"]) == 1
+
+    said = capsys.readouterr().err
+    assert "in start\n    raise ValueError('boom')" in said
+    assert "raised by plugin 'broken' (plugins[1]): Broken.start on step_start, COLLECT 200, step 1" in said
+
+
+def test_ctrl_c_exits_130_with_whole_rows_and_no_thread_left() -> None:
+    command = [sys.executable, "-u", "-m", "hooktrainer", "fit", "thread.yaml", "trainer.total_steps=null"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step"):
+            process.send_signal(signal.SIGINT)
+            break
+    process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert [row["step"] for row in rows("thread")] == list(range(1, len(rows("thread")) + 1))

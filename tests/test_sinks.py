@@ -1,0 +1,234 @@
+"""Where rows go: a file of strict JSON lines, and the console."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hooktrainer.errors import MetricError, RecordError
+from hooktrainer.ports import Sink
+from hooktrainer.sinks.console import ConsoleSink, plain_line
+from hooktrainer.sinks.dashboard import Dashboard, duration, sparkline
+from hooktrainer.sinks.jsonl import JsonlSink
+
+ROW = {
+    "critic/score/mean": 0.431,
+    "actor/pg_loss": -0.01234,
+    "actor/entropy": 1.234,
+    "actor/grad_norm": 0.52,
+    "training/off_policy/staleness/mean": 1.25,
+    "response_length/mean": 6.5,
+    "timing_s/step": 3.21,
+    "val/score/mean": 0.5,
+}
+
+
+def strict(line: str) -> dict[str, object]:
+    """A line as a parser reads it that knows no NaN."""
+
+    def refuse(word: str) -> NoReturn:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def rows_of(directory: Path) -> list[dict[str, object]]:
+    return [strict(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def terminal(*, width: int = 100, color: bool = True) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=30, no_color=not color, _environ={})
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("kind", [JsonlSink, ConsoleSink])
+class TestEverySink:
+    def test_is_a_sink_made_from_a_directory_and_the_number_of_steps(self, kind: type, tmp_path: Path) -> None:
+        assert isinstance(kind(tmp_path, 10), Sink)
+        assert isinstance(kind(tmp_path, total_steps=None), Sink)
+
+    def test_may_be_closed_twice_and_before_it_was_opened(self, kind: type, tmp_path: Path) -> None:
+        sink = kind(tmp_path)
+        sink.close()
+        sink.open()
+        sink.close()
+        sink.close()
+
+
+class TestJsonl:
+    def test_numpy_scalars_are_written_and_what_json_lacks_is_null_with_one_warning(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sink = JsonlSink(tmp_path)
+        sink.open()
+        row = {"acc": np.float32(0.5), "n": np.int64(3), "nan": math.nan, "inf": math.inf}
+        with caplog.at_level(logging.WARNING, logger="hooktrainer"):
+            sink.write(1, row)
+            sink.write(2, row)
+        expected = {"acc": 0.5, "n": 3, "nan": None, "inf": None}
+        assert rows_of(tmp_path) == [{"step": 1, **expected}, {"step": 2, **expected}]
+        assert [record.getMessage() for record in caplog.records] == [
+            "metrics.jsonl: NaN or infinite, written as null from now on: inf, nan"
+        ]
+
+    def test_a_row_is_flat_and_has_an_integer_step(self, tmp_path: Path) -> None:
+        sink = JsonlSink(tmp_path / "new" / "run")
+        sink.open()
+        sink.write(3, {"staleness": MappingProxyType({1.0: 5, 2.5: 1}), "loss": 0.1, "step": 9.0})
+        (row,) = rows_of(tmp_path / "new" / "run")
+        assert row == {"step": 3, "staleness/1": 5, "staleness/2.5": 1, "loss": 0.1}
+        assert type(row["step"]) is int
+        assert next(iter(row)) == "step"
+
+    def test_a_row_is_in_the_file_when_write_returns(self, tmp_path: Path) -> None:
+        sink = JsonlSink(tmp_path)
+        sink.open()
+        sink.write(1, {"loss": 1.0})
+        assert rows_of(tmp_path) == [{"step": 1, "loss": 1.0}]
+
+    @pytest.mark.parametrize("step", [1, 2])
+    def test_steps_ascend_also_over_restarts(self, tmp_path: Path, step: int) -> None:
+        for first in (1, 2):
+            sink = JsonlSink(tmp_path)
+            sink.open()
+            sink.write(first, {})
+            sink.close()
+        sink.open()
+        with pytest.raises(RecordError, match=f"step {step} follows step 2"):
+            sink.write(step, {})
+        sink.write(3, {})
+        with pytest.raises(RecordError, match="step 3 follows step 3"):
+            sink.write(3, {})
+        assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3]
+
+    def test_a_line_that_a_crash_tore_does_not_spoil_the_next(self, tmp_path: Path) -> None:
+        (tmp_path / "metrics.jsonl").write_text('{"step": 4, "loss": 1.0}\n{"step": 5, "lo')
+        sink = JsonlSink(tmp_path)
+        sink.open()
+        sink.write(5, {"loss": 2.0})
+        assert rows_of(tmp_path) == [{"step": 4, "loss": 1.0}, {"step": 5, "loss": 2.0}]
+
+    def test_rows_may_be_cut_between_open_and_the_first_write(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 4}\n{"step": 5}\n')
+        sink = JsonlSink(tmp_path)
+        sink.open()
+        path.write_text('{"step": 4}\n')
+        sink.write(5, {})
+        assert [row["step"] for row in rows_of(tmp_path)] == [4, 5]
+
+    def test_a_failed_row_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        sink = JsonlSink(tmp_path)
+        sink.open()
+        with pytest.raises(MetricError, match="'note'"):
+            sink.write(1, {"loss": 1.0, "note": "text"})
+        sink.write(1, {"loss": 1.0})
+        assert rows_of(tmp_path) == [{"step": 1, "loss": 1.0}]
+
+    def test_writing_before_open_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(RecordError, match="the sink is not open"):
+            JsonlSink(tmp_path).write(1, {})
+
+
+class TestPlainLines:
+    def test_a_line_shows_the_main_metrics_and_fits(self) -> None:
+        line = plain_line(12, ROW, 1000)
+        assert line == (
+            "step   12/1000  score   0.431  loss -0.0123  entropy    1.23  grad_norm    0.52  staleness    1.25"
+            "     3.21 s  val 0.5"
+        )
+        assert len(line) <= 120
+
+    def test_what_is_missing_is_left_out(self) -> None:
+        assert plain_line(3, {"critic/score/mean": math.nan, "actor/pg_loss": {1.0: 2}}) == "step 3  score     nan"
+
+    def test_without_a_terminal_there_is_one_line_a_step(self, tmp_path: Path) -> None:
+        console = Console(file=io.StringIO(), force_terminal=False, width=40, _environ={})
+        sink = ConsoleSink(tmp_path, 10, console=console)
+        sink.open()
+        sink.write(1, ROW)
+        sink.write(2, ROW)
+        sink.close()
+        assert shown(console) == f"{plain_line(1, ROW, 10)}\n{plain_line(2, ROW, 10)}\n"
+
+    def test_a_dumb_terminal_gets_plain_lines(self, tmp_path: Path) -> None:
+        console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+        sink = ConsoleSink(tmp_path, console=console)
+        sink.open()
+        sink.write(1, ROW)
+        assert "\x1b[?25l" not in shown(console)
+
+
+class TestDisplay:
+    def test_a_terminal_shows_progress_and_curves(self, tmp_path: Path) -> None:
+        console = terminal()
+        sink = ConsoleSink(tmp_path / "quickstart", 4, console=console)
+        sink.open()
+        for step in (1, 2, 3):
+            sink.write(step, ROW | {"critic/score/mean": step / 4})
+        sink.close()
+        last = shown(console).rpartition("quickstart")[2]
+        assert "step 3/4" in last
+        assert "0:10 · 0:03 left" in last
+        assert "▁▅█" in last
+        for label in ("val score", "score", "loss", "entropy", "staleness", "response length", "step seconds"):
+            assert label in last
+        assert shown(console).endswith("\x1b[?25h"), "the cursor comes back"
+
+    def test_no_color_is_respected(self, tmp_path: Path) -> None:
+        console = terminal(color=False)
+        sink = ConsoleSink(tmp_path, 2, console=console)
+        sink.open()
+        sink.write(1, ROW)
+        sink.close()
+        assert "\x1b[36m" not in shown(console)
+
+    def test_without_a_number_of_steps_there_is_no_bar(self) -> None:
+        console = terminal()
+        dashboard = Dashboard("run")
+        dashboard.add(7, ROW)
+        console.print(dashboard)
+        assert "step 7" in shown(console)
+        assert "left" not in shown(console)
+
+    @pytest.mark.parametrize("width", [20, 40, 80, 200])
+    def test_a_line_never_leaves_the_terminal(self, width: int) -> None:
+        console = Console(file=io.StringIO(), force_terminal=False, width=width, _environ={})
+        dashboard = Dashboard("a-run-with-a-rather-long-name", 100)
+        for step in range(1, 60):
+            dashboard.add(step, ROW)
+        console.print(dashboard)
+        assert max(map(len, shown(console).splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "expected"),
+    [
+        ([], 5, ""),
+        ([1.0], 0, ""),
+        ([3.0, 3.0], 5, "▁▁"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([0, 0, 7, 7], 2, "▁█"),
+        ([0, math.nan, 7, math.inf], 8, "▁█"),
+    ],
+)
+def test_a_sparkline_spans_from_the_lowest_to_the_highest_mean(values: list[float], width: int, expected: str) -> None:
+    assert sparkline(values, width) == expected
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (7.4, "0:07"), (185, "3:05"), (3723, "1:02:03")])
+def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,132 @@
+"""The transformer: padding and caching change nothing, weights are repeatable."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hooktrainer.models.decoder import Decoder
+from hooktrainer.models.policy import Policy, full_state
+from hooktrainer.models.transformer import Transformer, rotary_table, rotate
+
+VOCAB = 11
+
+
+@pytest.fixture(params=["learned", "rotary"])
+def model(request: pytest.FixtureRequest) -> Transformer:
+    return build(positions=request.param)
+
+
+def build(**options: str | bool) -> Transformer:
+    model = Decoder(layers=2, width=16, heads=2, **options).build(vocab_size=VOCAB, max_length=16, seed=0)
+    assert isinstance(model, Transformer)
+    return model
+
+
+def tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_it_is_a_policy() -> None:
+    assert isinstance(build(), Policy)
+
+
+@pytest.mark.parametrize("left_pad", [None, torch.tensor([0, 2, 4])], ids=["whole", "ragged"])
+@torch.no_grad()
+def test_cached_decoding_gives_the_logits_of_a_full_forward(model: Transformer, left_pad: torch.Tensor | None) -> None:
+    sequence = tokens(3, 12)
+    full = model(sequence, left_pad)
+
+    cache = model.new_cache(3, 12)
+    parts = [model(part, left_pad, cache=cache) for part in sequence.split([5, 1, 1, 3, 2], dim=1)]
+
+    keep = 4 if left_pad is not None else 0
+    torch.testing.assert_close(torch.cat(parts, dim=1)[:, keep:], full[:, keep:], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_left_padding_changes_nothing_whatever_stands_there(model: Transformer) -> None:
+    sequence = tokens(2, 6)
+    padded = torch.cat([tokens(2, 3, seed=9), sequence], dim=1)
+
+    logits = model(padded, torch.tensor([3, 3]))[:, 3:]
+
+    torch.testing.assert_close(logits, model(sequence), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_no_token_sees_a_later_one(model: Transformer) -> None:
+    sequence = tokens(1, 8)
+    changed = sequence.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % VOCAB
+
+    before, after = model(sequence), model(changed)
+
+    torch.testing.assert_close(before[:, :5], after[:, :5], atol=1e-6, rtol=0)
+    assert (before[:, 5:] - after[:, 5:]).abs().amax(dim=-1).min() > 1e-3
+
+
+@torch.no_grad()
+def test_a_repeated_cache_answers_each_row_alike_and_shares_no_memory(model: Transformer) -> None:
+    prompts = tokens(2, 4)
+    cache = model.new_cache(2, 8)
+    model(prompts, cache=cache)
+    repeated = cache.repeat(3)
+    following = tokens(2, 1, seed=5)
+
+    many = model(following.repeat_interleave(3, dim=0), cache=repeated)
+
+    torch.testing.assert_close(many, model(following, cache=cache).repeat_interleave(3, dim=0), atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_logits_to_keep_are_the_last_ones(model: Transformer) -> None:
+    sequence = tokens(2, 6)
+    torch.testing.assert_close(model(sequence, logits_to_keep=2), model(sequence)[:, -2:], atol=1e-6, rtol=0)
+
+
+def test_no_gradient_is_nan_with_padding(model: Transformer) -> None:
+    model(tokens(2, 6), torch.tensor([0, 5]))[:, -1].sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_too_many_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="17 tokens do not fit into a model built for 16"):
+        build()(tokens(1, 17))
+
+
+def test_one_seed_gives_the_same_weights_and_leaves_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    first, second = full_state(build()), full_state(build())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_tied_weights_are_one_tensor_with_two_names() -> None:
+    tied, untied = full_state(build(tied=True)), full_state(build(tied=False))
+    assert tied["head.weight"].data_ptr() == tied["embedding.weight"].data_ptr()
+    assert untied["head.weight"].data_ptr() != untied["embedding.weight"].data_ptr()
+
+
+def test_the_full_state_has_buffers_too() -> None:
+    assert "rotary" in full_state(build(positions="rotary"))
+
+
+def test_rotation_depends_on_the_distance_only_and_keeps_lengths() -> None:
+    cosines, sines = rotary_table(8, 4).unbind()
+    query, key = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.5, -1.0, 2.0, 0.0])
+
+    def turned(vector: torch.Tensor, place: int) -> torch.Tensor:
+        return rotate(vector, cosines[place], sines[place])
+
+    torch.testing.assert_close(turned(query, 5) @ turned(key, 3), turned(query, 2) @ turned(key, 0))
+    torch.testing.assert_close(turned(query, 7).norm(), query.norm())
+    torch.testing.assert_close(
+        turned(torch.tensor([1.0, 0.0, 0.0, 0.0]), 1), torch.tensor([0.54030231, 0.0, 0.84147098, 0.0])
+    )
+
+
+def test_a_width_that_does_not_split_into_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match="4 heads and rotary positions need a multiple of 8"):
+        Decoder(width=36, heads=4, positions="rotary")
+    Decoder(width=36, heads=4)
