@@ -7,13 +7,13 @@ handler. An exception stops delivery, except on `fit_end`, which reaches everyon
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from time import perf_counter
 from typing import Any, Literal, NoReturn
 
 import blinker
 
-from hooktrainer.errors import BusError
+from hooktrainer.errors import BusError, carry
 from hooktrainer.events import Event, FitEnd, StepEvent
 from hooktrainer.handles import BusControl, BusRecord
 from hooktrainer.hook_times import Handler, HookTimes, Receiver
@@ -33,7 +33,7 @@ class PlannedSignal(blinker.NamedSignal):
             (tuple(map(Handler, slots)), any(slot.emits for slot in slots)) for _, slots in bus.plan.bands(event)
         )
         self.handlers = tuple(handler for handlers, _ in self._bands for handler in handlers)
-        self._reaches_everyone = issubclass(event, FitEnd)
+        self._closes = issubclass(event, FitEnd)
         for handler in self.handlers:
             super().connect(handler.call, weak=False)
 
@@ -54,38 +54,47 @@ class PlannedSignal(blinker.NamedSignal):
     def send(self, sender: Any = None, /, **_: Any) -> list[tuple[Receiver, Any]]:
         """Call the handlers of an event in order, each timed; nested signals when the band that emitted them ends.
 
-        Returns an empty list, since handlers return nothing. Raises what a handler raises, with a note that names it;
-        on fit_end the first of them, after all were called.
+        Returns an empty list, since handlers return nothing. Raises what a handler raises, with a note that names it.
+        From fit_end on everyone is called all the same; then the first error is raised, with the others noted on it.
         """
         if self.is_muted:
             return []
-        bus, failure = self._bus, None
-        for handlers, emitting in self._bands:
-            started = perf_counter()
-            for handler in handlers:
-                if handler.every is not None and not handler.due(sender):
-                    continue
-                bus.running = handler
-                try:
-                    handler.call(sender)
-                except BaseException as error:
-                    _blame(error, handler, sender)
-                    if not self._reaches_everyone:
-                        bus.running = None
-                        raise
-                    failure = failure or error
-                ended = perf_counter()
-                handler.calls += 1
-                handler.seconds += (taken := ended - started)
-                if taken > handler.longest:  # noqa: PLR1730 (max() costs more than the rest of this)
-                    handler.longest = taken
-                started = ended
-            bus.running = None
-            if emitting:
-                bus.deliver(handlers, sender)
-        if failure is not None:
-            raise failure
+        bus, failures = self._bus, []
+        bus.closing = bus.closing or self._closes
+        try:
+            for handlers, emitting in self._bands:
+                started = perf_counter()
+                for handler in handlers:
+                    if handler.every is not None and not handler.due(sender):
+                        continue
+                    bus.running = handler
+                    try:
+                        handler.call(sender)
+                    except BaseException as error:
+                        _blame(error, handler, sender)
+                        if not bus.closing:
+                            raise
+                        failures.append(error)
+                    ended = perf_counter()
+                    handler.calls += 1
+                    handler.seconds += (taken := ended - started)
+                    if taken > handler.longest:  # noqa: PLR1730 (max() costs more than the rest of this)
+                        handler.longest = taken
+                    started = ended
+                bus.running = None
+                if emitting:
+                    failures += bus.deliver(handlers, sender)
+        finally:
+            bus.running = None  # an interrupt can come between two handlers
+        if failures:
+            raise _first(failures)
         return []
+
+
+def _first(failures: list[BaseException]) -> BaseException:
+    for another in failures[1:]:
+        carry(failures[0], another, "in the same signal")
+    return failures[0]
 
 
 def _blame(error: BaseException, handler: Handler, event: Any) -> None:
@@ -106,6 +115,8 @@ class Bus:
         self.control = BusControl(self)
         self.running: Handler | None = None
         """The handler being called; None between handlers."""
+        self.closing = False
+        """Whether fit_end was sent: from then on an error keeps nobody from being called."""
         self._namespace = blinker.Namespace()
         self._signals = {event: PlannedSignal(self, event) for event in plan.slots}
         self._namespace.update({signal.name: signal for signal in self._signals.values()})
@@ -149,16 +160,29 @@ class Bus:
             self._guards[kind](event)
         self._outbox.append(event)
 
-    def deliver(self, band: Iterable[Handler], cause: Event) -> None:
-        """Send what a band emitted; a guarded signal that it declared and did not emit is an error."""
+    def deliver(self, band: Sequence[Handler], cause: Event) -> list[BaseException]:
+        """Send what a band emitted, in the order in which it declares it; returns the errors, if the run is closing.
+
+        A guarded signal that was declared and not emitted is an error.
+        """
         posted, self._outbox = self._outbox, []
-        sent = {type(event) for event in posted}
+        declared = [kind for handler in band for kind in handler.slot.emits]
+        failures: list[BaseException] = []
+        try:
+            self._check_owed(band, cause, {type(event) for event in posted})
+            for event in sorted(posted, key=lambda event: declared.index(type(event))):
+                self._send(event)
+        except BaseException as error:
+            if not self.closing:
+                raise
+            failures.append(error)
+        return failures
+
+    def _check_owed(self, band: Sequence[Handler], cause: Event, sent: set[type[Event]]) -> None:
         for handler in band:
             for kind in handler.slot.emits:
                 if kind in self._guards and kind not in sent and handler.due(cause):
                     raise BusError(f"{handler.slot} ended without emitting {kind.signal}, which it declares")
-        for event in posted:
-            self._send(event)
 
     def require(self, verb: str, what: Literal["needs", "makes", "adds"], key: str) -> str:
         """The label of the running handler, if it declared the data. Raises `BusError` otherwise."""
@@ -169,6 +193,10 @@ class Bus:
         if key not in (name.removesuffix("?") for name in getattr(slot, what)):
             raise BusError(f'{slot} {verb} without declaring it: @on(..., {what}=["{key}"])')
         return slot.label
+
+    def holds(self, record: BusRecord) -> bool:
+        """Whether this is the record of the event being sent."""
+        return record is self._record
 
     def check_thread(self) -> None:
         """Raise `BusError` anywhere but on the thread that emitted first."""

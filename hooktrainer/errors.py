@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -62,8 +63,8 @@ class BusError(HookTrainerError):
     """An emit, stop or signal from where none is allowed."""
 
 
-class PortError(HookTrainerError):
-    """A plugin used a port that nobody bound."""
+class PortError(HookTrainerError, AttributeError):
+    """A plugin used a port that nobody bound; an `AttributeError`, so that `hasattr` and `copy` answer."""
 
 
 class RunError(HookTrainerError):
@@ -84,6 +85,12 @@ class SyncError(RunError):
 
 class NonFiniteError(RunError):
     """A loss or gradient is NaN or infinite."""
+
+
+def carry(error: BaseException, another: BaseException, when: str) -> None:
+    """Note a second error, traceback and notes included, on the first one, which is the one that is raised."""
+    if another is not error:
+        error.add_note(f"{when} there was another error:\n{''.join(traceback.format_exception(another))}".rstrip())
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -80,14 +80,14 @@ class StepRecord(Protocol):
         ...
 
 
-class _Unbound:
+class _NotSent:
     """Stands in for the handles of an event that no bus has sent yet."""
 
     def __getattr__(self, name: str) -> object:
         raise BusError(f"'{name}' was used on an event that was not sent by a bus")
 
 
-_UNBOUND = _Unbound()
+_NOT_SENT = _NotSent()
 
 
 @attrs.frozen(kw_only=True)
@@ -96,7 +96,7 @@ class Event:
 
     signal: ClassVar[str] = "event"
 
-    control: Control = attrs.field(default=cast("Control", _UNBOUND), repr=False, eq=False)
+    control: Control = attrs.field(default=cast("Control", _NOT_SENT), repr=False, eq=False)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -104,8 +104,8 @@ class Event:
 
 
 def signal_name(class_name: str) -> str:
-    """`IterationEnd` -> `iteration_end`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name).lower()
+    """`IterationEnd` -> `iteration_end`, `KLGuard` -> `kl_guard`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
 @attrs.frozen(kw_only=True)
@@ -120,7 +120,7 @@ class StepEvent(Event):
     step: int
     version: int
     """Version that engines held when the event was sent."""
-    record: StepRecord = attrs.field(default=cast("StepRecord", _UNBOUND), repr=False, eq=False)
+    record: StepRecord = attrs.field(default=cast("StepRecord", _NOT_SENT), repr=False, eq=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -160,6 +160,8 @@ class StepEnd(StepEvent):
     """Updates made; fewer than P if data ended or a stop was asked for."""
     groups: int = 0
     """Groups trained on in the step."""
+    evicted: tuple[int, ...] = ()
+    """Staleness of each group that was evicted after the last iteration, when the data ended."""
     last: bool = False
     """Forecast: no step follows."""
 
@@ -184,7 +186,7 @@ class FitEnd(Event):
     record: StepRecord | None = attrs.field(default=None, repr=False, eq=False)
     """The record of `step` if it was not reported yet."""
     summary: Mapping[str, float] = attrs.field(factory=dict, repr=False)
-    """Steps, seconds, and the time of each plugin's handlers that ran after the rows were sealed."""
+    """Steps, seconds, handler time that no row holds by plugin; calls, total and longest time of every handler."""
 
 
 EVENTS: tuple[type[Event], ...] = (FitStart, StepStart, IterationStart, IterationEnd, StepEnd, WeightsSynced, FitEnd)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from hooktrainer.errors import RecordError
 from hooktrainer.events import Event
 from hooktrainer.metrics import Metric
 from hooktrainer.record import Derive, Record, Row
@@ -63,14 +64,20 @@ class BusRecord:
     @property
     def row(self) -> Row:
         """The sealed row; wants `needs=["metrics.row"]`."""
-        self._bus.require("reads the row", "needs", ROW)
+        self._require("reads the row", "needs")
         return self._record.row
 
     def add(self, metrics: Mapping[str, Metric]) -> None:
         """Merge metrics into the open record; wants `adds=["metrics.row"]`."""
-        self._record.add(metrics, self._bus.require("adds metrics", "adds", ROW))
+        self._record.add(metrics, self._require("adds metrics", "adds"))
 
     def seal(self, derive: Derive | None = None) -> Row:
         """Reduce everything to the final row; wants `makes=["metrics.row"]`."""
-        self._bus.require("seals the row", "makes", ROW)
+        self._require("seals the row", "makes")
         return self._record.seal(derive)
+
+    def _require(self, verb: str, what: Literal["needs", "makes", "adds"]) -> str:
+        label = self._bus.require(verb, what, ROW)
+        if not self._bus.holds(self):
+            raise RecordError(f"{label} kept the record of step {self.step} for later; use that of the event at hand")
+        return label

@@ -56,6 +56,18 @@ class HookTimes:
             for name, seconds in self._seconds().items()
         }
 
+    def summary(self) -> Mapping[str, float]:
+        """What no row holds, and of every handler over the run its calls, total and longest time."""
+        summary = dict(self.late())
+        for handler in self.handlers:
+            key = f"hook/{handler.slot.event.signal}/{handler.slot.label}"
+            summary |= {
+                f"{key}/calls": handler.calls,
+                f"{key}/total_s": handler.seconds,
+                f"{key}/max_s": handler.longest,
+            }
+        return summary
+
     def _seconds(self) -> dict[str, float]:
         seconds: dict[str, float] = {}
         for handler in self.handlers:

@@ -6,12 +6,11 @@ import inspect
 import typing
 from collections.abc import Iterator, Mapping
 from types import FunctionType
-from typing import Final
 
 import attrs
 
 from hooktrainer.errors import Fault, did_you_mean
-from hooktrainer.events import EVENTS, Event, FitEnd, FitStart, signal_name
+from hooktrainer.events import EVENTS, Event, StepEvent, WeightsSynced, signal_name
 from hooktrainer.plugin import SPEC_ATTRIBUTE, HookSpec, Plugin, Priority
 
 
@@ -61,9 +60,6 @@ class Slot:
         return f"{self.label} ({self.event.signal}, {self.band.name} {self.number})"
 
 
-_STEPLESS: Final = (FitStart, FitEnd)
-
-
 @attrs.define
 class Handlers:
     """The handlers of one plugin in the order they are written, and all that is wrong with them."""
@@ -77,6 +73,9 @@ class Handlers:
 def handlers_of(entry: Entry) -> Handlers:
     """Read and check every marked method of a plugin."""
     found = Handlers()
+    if _forgot_attrs(type(entry.plugin)):
+        text = f"{type(entry.plugin).__name__} has fields but no @attrs.define(kw_only=True) above it"
+        found.faults.append(Fault(entry.address, text))
     for method, spec in _marked(entry, found.faults):
         problems = list(_problems(entry.plugin, method, spec))
         text = f"{type(entry.plugin).__name__}.{method}"
@@ -87,6 +86,13 @@ def handlers_of(entry: Entry) -> Handlers:
             found.slots.append(_slot(entry, method, spec))
     found.slots = _with_overrides(entry, found.slots, found.faults)
     return found
+
+
+def _forgot_attrs(cls: type[Plugin]) -> bool:
+    return "__attrs_attrs__" not in vars(cls) and any(
+        type(value).__name__ == "_CountingAttr" or name in vars(cls).get("__annotations__", {})
+        for name, value in vars(cls).items()
+    )
 
 
 def _marked(entry: Entry, faults: list[Fault]) -> Iterator[tuple[str, HookSpec]]:
@@ -119,10 +125,12 @@ def _problems(plugin: Plugin, method: str, spec: HookSpec) -> Iterator[str]:
     if problem := _number_problem(spec.priority):
         yield f"has the priority {problem}"
     if spec.every is not None:
-        yield from _every_problems(plugin, spec)
+        yield from _every_problems(plugin, spec, spec.event)
     for emitted in spec.emits:
         if not (isinstance(emitted, type) and issubclass(emitted, Event)):
             yield f"declares to emit {emitted!r}, which is no event class"
+        elif emitted in EVENTS and emitted is not WeightsSynced:
+            yield f"declares to emit {emitted.signal}, which the loop sends; only weights_synced may be a plugin's"
 
 
 def _signature_problems(plugin: Plugin, method: str, event: type[Event]) -> Iterator[str]:
@@ -154,9 +162,10 @@ def _number_problem(number: object) -> str | None:
     return None
 
 
-def _every_problems(plugin: Plugin, spec: HookSpec) -> Iterator[str]:
-    if spec.event in _STEPLESS:
-        yield f"has every= on {spec.event.signal}, which happens once"
+def _every_problems(plugin: Plugin, spec: HookSpec, event: type[Event]) -> Iterator[str]:
+    if not issubclass(event, StepEvent):
+        yield f"has every= on {event.signal}, which belongs to no step"
+        return
     options = [field.name for field in attrs.fields(type(plugin)) if field.init]
     if isinstance(spec.every, str) and spec.every not in options:
         yield f"has every={spec.every!r}, but there is no such option.{did_you_mean(spec.every, options)}"

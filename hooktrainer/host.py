@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING
 
 from hooktrainer.errors import MetricError
@@ -31,6 +31,22 @@ def to_host(values: Mapping[str, object]) -> dict[str, object]:
             )
     numbers = iter(_transfer(torch, [tensor for _, tensor in found]))
     return {key: _replaced(value, torch.Tensor, numbers) for key, value in values.items()}
+
+
+def joined(*sources: Mapping[str, object]) -> Mapping[str, object]:
+    """Metrics of several sources as one mapping, read-only all through. Raises `MetricError` if two share a name."""
+    together: dict[str, object] = {}
+    for source in sources:
+        if twice := together.keys() & source.keys():
+            raise MetricError(f"two of learner, engine, buffer and loop report {', '.join(sorted(twice))}; rename one")
+        together.update(source)
+    return MappingProxyType({key: _frozen(value) for key, value in together.items()})
+
+
+def _frozen(value: object) -> object:
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: _frozen(item) for key, item in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _items(value: object) -> Sequence[object]:

@@ -36,6 +36,12 @@ PASSES: Final[Mapping[str, tuple[type[Event], ...]]] = {
     "step": (StepStart, IterationStart, IterationEnd, StepEnd),
     "fit_end": (FitEnd,),
 }
+BUILT_IN_MAKERS: Final[Mapping[str, str]] = {
+    "metrics.row": "metric_aggregation",
+    "replay.policy": "staleness",
+    "weights.published": "weight_sync",
+}
+"""Which plugin of those that come along makes what; for hints alone."""
 MADE_BY_THE_CORE: Final[Mapping[type[Event], str]] = {IterationEnd: "iteration.metrics"}
 
 
@@ -46,12 +52,16 @@ class Visit:
     slot: Slot
     via: tuple[Slot, ...] = ()
 
-    @property
-    def conditional(self) -> bool:
-        """Whether the handler may not run in a pass: `every`, or a signal that need not be emitted."""
-        return any(slot.every for slot in (self.slot, *self.via)) or (
-            bool(self.via) and self.slot.event is not WeightsSynced
-        )
+    def may_be_skipped(self, reader: Visit | None = None) -> bool:
+        """Whether the handler need not run in a pass, or in one in which the reader runs.
+
+        It may be skipped by `every`, or on the way to it by a signal that need not be emitted.
+        """
+        if self.slot.every:
+            return True
+        if reader is not None and self.via == reader.via[: len(self.via)]:
+            return False
+        return any(slot.every for slot in self.via) or (bool(self.via) and self.slot.event is not WeightsSynced)
 
     def __str__(self) -> str:
         if not self.via:
@@ -83,7 +93,7 @@ class Plan:
             entries,
             MappingProxyType({event: tuple(slot for slot in ordered if slot.event is event) for event in events}),
         )
-        faults += plan._signal_faults(complete)
+        faults += [*plan._signal_faults(complete), *plan._sync_faults()]
         if cycle := plan._find_cycle():
             faults.append(cycle)  # no order to walk
         else:
@@ -103,9 +113,9 @@ class Plan:
         """Every handler that a signal reaches, nested ones included, in true order."""
         for _, slots in self.bands(event):
             yield from (Visit(slot, via) for slot in slots)
-            for slot in slots:
-                for emitted in slot.emits:
-                    yield from self.walk(emitted, (*via, slot))
+            for emitter in slots:
+                for emitted in emitter.emits:
+                    yield from self.walk(emitted, (*via, emitter))
 
     def tied(self) -> Mapping[str, tuple[tuple[int, frozenset[str]], ...]]:
         """The order up to ties: for each signal, the handlers that share a priority as a set."""
@@ -127,6 +137,25 @@ class Plan:
             if complete and event not in EVENTS and event not in emitted:
                 faults += [Fault(slot.entry.address, f"{slot} waits for a signal that nobody emits") for slot in slots]
         return faults
+
+    def require_sync(self) -> None:
+        """Raise `PlanError` unless somebody syncs the weights."""
+        if not any(WeightsSynced in slot.emits for slot in self.slots[StepEnd]):
+            raise PlanError(
+                "a run needs exactly one handler that syncs the weights: on step_end, without `every`, with "
+                "emits=[WeightsSynced]. Found none. Add weight_sync to the plugins."
+            )
+
+    def _sync_faults(self) -> Iterator[Fault]:
+        """One step, one sync: whoever syncs does so once in every step, alone."""
+        syncers = [slot for slots in self.slots.values() for slot in slots if WeightsSynced in slot.emits]
+        for slot in syncers:
+            if slot.event is not StepEnd or slot.every:
+                text = f"{slot} syncs the weights, but may do so only on step_end and without `every`"
+                yield Fault(slot.entry.address, text)
+        for slot in syncers[1:]:
+            text = f"{slot} syncs the weights, but {syncers[0]} does already. One step, one sync: take one of them out."
+            yield Fault(slot.entry.address, text)
 
     def _find_cycle(self) -> Fault | None:
         for event in self.slots:
@@ -182,19 +211,22 @@ class Plan:
             return f"{visit} needs '{key}', which it makes itself"
         if made > place:
             return f"{visit} reads '{key}' before {maker} makes it. {_way_out(visit, maker)}"
-        if maker.conditional and not optional:
+        if maker.may_be_skipped(visit) and not optional:
             return f"{visit} needs '{key}', but {maker} does not make it in every {name}: needs=['{key}?'] and check"
         return None
 
     def _unmade_fault(self, name: str, visit: Visit, key: str) -> str:
-        known = {made for slots in self.slots.values() for slot in slots for made in slot.makes}
-        known |= set(MADE_BY_THE_CORE.values())
+        known = self._made()
         if key in known:
             return f"{visit} needs '{key}', which nobody makes in {name}. Where it may be absent, declare '{key}?'."
-        hint = did_you_mean(key, known)
-        if not hint and key == "metrics.row":
-            hint = " Add metric_aggregation to the plugins."
+        maker = BUILT_IN_MAKERS.get(key)
+        hint = f" Add {maker} to the plugins." if maker else did_you_mean(key, known | BUILT_IN_MAKERS.keys())
         return f"{visit} needs '{key}', which nobody makes.{hint}"
+
+    def _made(self) -> set[str]:
+        return {made for slots in self.slots.values() for slot in slots for made in slot.makes} | {
+            *MADE_BY_THE_CORE.values()
+        }
 
     def _add_fault(
         self, name: str, place: int, visit: Visit, key: str, makers: Mapping[str, tuple[int, Visit | None]]
@@ -203,12 +235,13 @@ class Plan:
             made, maker = makers[key]
             late = maker is not None and made < place
             return f"{visit} adds to '{key}' after {maker} has made it. Run it in an earlier band." if late else None
-        if any(key in slot.makes for slots in self.slots.values() for slot in slots):
+        if key in self._made():
             return f"{visit} adds to '{key}', which nobody makes in {name}"
-        return None
+        meant = did_you_mean(key, self._made())
+        return f"{visit} adds to '{key}', which nobody makes.{meant}" if meant else None
 
     def _made_at_fit_start(self) -> set[str]:
-        return {key for visit in self.walk(FitStart) for key in visit.slot.makes}
+        return {key for visit in self.walk(FitStart) if not visit.may_be_skipped() for key in visit.slot.makes}
 
 
 def _way_out(reader: Visit, maker: Visit) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from enum import IntEnum
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
@@ -13,7 +15,7 @@ from hooktrainer.errors import ConfigError, Fault, PortError, did_you_mean
 if TYPE_CHECKING:
     from hooktrainer.config import Config
 
-Handler = TypeVar("Handler", bound=Callable[..., None])
+Method = TypeVar("Method", bound=Callable[..., None])
 
 
 class Priority(IntEnum):
@@ -62,15 +64,23 @@ def on(
     adds: Sequence[str] = (),
     emits: Sequence[type] = (),
     every: int | str | None = None,
-) -> Callable[[Handler], Handler]:
+) -> Callable[[Method], Method]:
     """Mark a method as the handler of an event.
 
     `needs`, `makes` and `adds` name the data that it reads, makes or contributes to (`"metrics.row"`; a `?` behind a
     need says that it may be absent). `emits` lists the events that it may send. `every` (a number, or the name of an
-    option that holds one) lets it run only on every n-th step and the last.
+    option that holds one) lets it run only on every n-th step and the last. Raises `TypeError` for a use that would
+    silently do nothing.
     """
+    if isinstance(event, FunctionType):
+        raise TypeError(f"@on over {event.__name__} names no event: write @on(StepEnd) or another one")
+    for name, given in {"needs": needs, "makes": makes, "adds": adds, "emits": emits}.items():
+        if isinstance(given, (str, type)):
+            raise TypeError(f"@on(..., {name}={given!r}): expected a list, {name}=[{given!r}]")
 
-    def mark(method: Handler) -> Handler:
+    def mark(method: Method) -> Method:
+        if hasattr(method, SPEC_ATTRIBUTE):
+            raise TypeError(f"{getattr(method, '__name__', method)} is marked twice; write one method for each event")
         spec = HookSpec(event, priority, tuple(needs), tuple(makes), tuple(adds), tuple(emits), every)
         setattr(method, SPEC_ATTRIBUTE, spec)
         return method
@@ -128,7 +138,7 @@ class Plugin:
 
     def state_dict(self) -> dict[str, object]:
         """What is kept over a restart: the fields declared with `state()`."""
-        return {field.name.lstrip("_"): getattr(self, field.name) for field in state_fields(type(self))}
+        return {field.name.lstrip("_"): deepcopy(getattr(self, field.name)) for field in state_fields(type(self))}
 
     def load_state_dict(self, kept: Mapping[str, object]) -> None:
         """Take back what `state_dict` gave.
@@ -147,7 +157,7 @@ class Plugin:
         if faults:
             raise ConfigError(faults)
         for key, value in kept.items():
-            setattr(self, fields[key], value)
+            setattr(self, fields[key], deepcopy(value))
 
 
 def option_fields(cls: type[Plugin]) -> tuple[attrs.Attribute[Any], ...]:

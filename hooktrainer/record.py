@@ -76,11 +76,19 @@ class Record:
                 f"{type(metric).__name__} from {writer}"
             )
 
+    def _add_last(self) -> None:
+        """Add what is measured at the seal, once, also if a failed seal is tried again."""
+        last = self._before_seal()
+        self._before_seal = dict
+        for key in last.keys() & self._metrics.keys():
+            raise MetricError(f"{self._writers[key]} reports {key!r}, which the core measures itself; rename it")
+        self.add(last)
+
     def seal(self, derive: Derive | None = None) -> Row:
         """Reduce everything to the final row, NaN counts beside it; `derive` recomputes values from their parts."""
         if self.sealed:
             raise RecordError(f"the row of step {self.step} is sealed already")
-        self.add(self._before_seal())
+        self._add_last()
         values = {key: metric.value for key, metric in self._metrics.items()}
         row = {key: value for key, value in values.items() if value is not None}
         row |= {f"nan/{key}": float(metric.nans) for key, metric in self._metrics.items() if metric.nans}

@@ -8,6 +8,7 @@ capacity is reserved at dispatch, so that handing in a finished group never bloc
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,10 @@ from hooktrainer.errors import RolloutError, StarvedError
 from hooktrainer.groups import Batch, Group, Prompt, Trajectory
 from hooktrainer.metrics import Last, Metric
 from hooktrainer.ports import StalenessPolicy
+
+_LOG: Final = logging.getLogger("hooktrainer")
+REMINDER_S: Final = 60.0
+"""Seconds after which a loop that waits says what it waits for."""
 
 
 class KeepAll:
@@ -40,9 +45,9 @@ KEEP_ALL: Final = KeepAll()
 class GroupBuffer:
     """Thread-safe and group-atomic; engines claim and finish, the loop dispatches and samples."""
 
-    def __init__(self, capacity: int | None = None, patience_s: float | None = None) -> None:
+    def __init__(self, capacity: int | None = None, timeout_s: float | None = None) -> None:
         self._capacity = capacity
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._policy: StalenessPolicy = KEEP_ALL
         self._version = 0
         self._next_number = 0
@@ -103,7 +108,7 @@ class GroupBuffer:
             return claimed
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
-        """Hand in the answers of a claimed group; never blocks. What comes after `close` is let go."""
+        """Hand in the answers of a claimed group; never blocks."""
         with self._lock:
             self._let_go(group)
             if not trajectories:
@@ -125,10 +130,10 @@ class GroupBuffer:
 
         Stale ones are evicted first and replaced through `refill`, which is called without the lock. Blocks until
         enough are there; gives fewer once nothing is pending or running and `refill` brings nothing. Raises
-        `RolloutError` from the error of a failed group, and `StarvedError` after `patience_s`.
+        `RolloutError` from the error of a failed group, and `StarvedError` after `timeout_s`.
         """
         evicted: list[int] = []
-        deadline = None if self._patience_s is None else monotonic() + self._patience_s
+        deadline = None if self._timeout_s is None else monotonic() + self._timeout_s
         lost = 0
         while True:
             refill(lost)
@@ -141,9 +146,10 @@ class GroupBuffer:
                 if not lost and (groups := self._take(size, step)) is not None:
                     return Batch(groups=groups, evicted=tuple(evicted))
                 if left is not None and left <= 0:
-                    raise StarvedError(self._starved(size, step, evicted))
-                if not lost:
-                    self._sampleable.wait(left)
+                    text = self._waiting_for(size, step, evicted)
+                    raise StarvedError(f"starved for {self._timeout_s:g} s: {text}")
+                if not lost and not self._sampleable.wait(REMINDER_S if left is None else min(left, REMINDER_S)):
+                    _LOG.warning("still waiting: %s", self._waiting_for(size, step, evicted))
 
     def trainable(self, step: int) -> bool:
         """Whether a group is left that the policy would not evict in `step`."""
@@ -197,13 +203,13 @@ class GroupBuffer:
     def _finished_groups(self) -> Iterable[Group]:
         return (group for _, _, group in reversed(self._finished))
 
-    def _starved(self, size: int, step: int, evicted: Sequence[int]) -> str:
+    def _waiting_for(self, size: int, step: int, evicted: Sequence[int]) -> str:
         in_flight = [*self._running.values(), *self._pending]
         oldest = max((group.staleness(step) for group in in_flight), default=None)
         waiting = f", the oldest with S={oldest}" if oldest is not None else ""
         smallest = f", smallest S={min(evicted)}" if evicted else ""
         return (
-            f"starved: {len(self._finished)} of {size} groups sampleable in step {step}, "
+            f"{len(self._finished)} of {size} groups sampleable in step {step}, "
             f"{len(evicted)} evicted{smallest}, policy {self._policy!r}; "
-            f"{len(self._running)} running and {len(self._pending)} pending{waiting}, after {self._patience_s:g} s"
+            f"{len(self._running)} running and {len(self._pending)} pending{waiting}"
         )

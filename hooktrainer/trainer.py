@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import MappingProxyType
 
 import attrs
@@ -11,7 +11,7 @@ from hooktrainer.binding import Ports, bind
 from hooktrainer.bus import Bus
 from hooktrainer.config import TrainerConfig
 from hooktrainer.dispatch import Dispatcher
-from hooktrainer.errors import ConfigError, MetricError, StarvedError, SyncError
+from hooktrainer.errors import StarvedError, SyncError, carry
 from hooktrainer.events import (
     FitEnd,
     FitStart,
@@ -24,7 +24,7 @@ from hooktrainer.events import (
 )
 from hooktrainer.groups import Batch
 from hooktrainer.hooks import Entry
-from hooktrainer.host import to_host
+from hooktrainer.host import joined, to_host
 from hooktrainer.metrics import Last, Sum
 from hooktrainer.plugin import Plugin
 from hooktrainer.record import Record
@@ -46,7 +46,7 @@ class Trainer:
 
     def __init__(self, plugins: Iterable[Plugin | Entry], ports: Ports, config: TrainerConfig) -> None:
         self.bus = Bus.compose(plugins)
-        _require_one_syncer(self.bus)
+        self.bus.plan.require_sync()
         bind(self.bus.plan.entries, ports)
         self.bus.guard(WeightsSynced, self._confirm)
         self.ports = ports
@@ -67,23 +67,22 @@ class Trainer:
         reason, failure = "", None
         try:
             status, reason = self._run()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (raised by _end)
             failure = error
             status = "failed" if isinstance(error, Exception) else "interrupted"
             reason = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            seconds = self.ports.clock.now() - started
-            self._end(status, reason, seconds, failure)
+        seconds = self.ports.clock.now() - started
+        self._end(status, reason, seconds, failure)
         return Result(status=status, reason=reason, step=self._complete, seconds=seconds)
 
     def _run(self) -> tuple[Status, str]:
         self.bus.emit(FitStart())
-        if self.ports.engine.version != self.ports.buffer.version:
-            held, published = self.ports.engine.version, self.ports.buffer.version
+        held, published = self.ports.engine.version, self.ports.buffer.version
+        if held != published:
             raise SyncError(f"after fit_start engines hold version {held}, not the first one, {published}")
-        self.ports.engine.start(self.ports.buffer)
-        self._dispatcher.request(self._config.num_warmup_batches * self._config.ppo_mini_batch_size)
+        if self.bus.control.reason is None:
+            self.ports.engine.start(self.ports.buffer)
+            self._dispatcher.request(self._config.num_warmup_batches * self._config.ppo_mini_batch_size)
         while True:
             if self._complete == self._config.total_steps:
                 return "completed", f"all {self._complete} steps are done"
@@ -100,57 +99,65 @@ class Trainer:
         self._step = step
         self.bus.times.begin_lap()
         self.bus.emit(StepStart(step=step, version=version), record)
-        iterations, groups = 0, 0
-        while iterations < self._config.parameter_sync_step and self.bus.control.reason is None:
-            batch = self._run_iteration(iterations, record)
-            if batch is None:
+        sizes: list[int] = []
+        batch = Batch()
+        while len(sizes) < self._config.parameter_sync_step and self.bus.control.reason is None:
+            batch = self._run_iteration(len(sizes), record)
+            if not batch.groups:
                 break
-            iterations += 1
-            groups += len(batch.groups)
-        if not iterations:
+            sizes.append(len(batch.groups))
+        if not sizes:
             return self.bus.control.reason is not None
-        if iterations < self._config.parameter_sync_step:
-            record.add({"training/partial_iterations": Last(iterations)})
+        if len(sizes) < self._config.parameter_sync_step:
+            record.add({"training/partial_iterations": Last(len(sizes))})
         self._unreported = record
-        last = step == self._config.total_steps or self.bus.control.reason is not None or self._data_ended(step + 1)
-        self.bus.emit(StepEnd(step=step, version=version, iterations=iterations, groups=groups, last=last), record)
+        end = StepEnd(
+            step=step,
+            version=version,
+            iterations=len(sizes),
+            groups=sum(sizes),
+            evicted=() if batch.groups else batch.evicted,
+            last=step == self._config.total_steps or self.bus.control.reason is not None or self._data_ended(step + 1),
+        )
+        self.bus.emit(end, record)
+        if self._complete != step:
+            raise SyncError(f"step_end of step {step} ended, but its weights were not confirmed")
         self._unreported = None
         return True
 
-    def _run_iteration(self, iteration: int, record: Record) -> Batch | None:
-        """Dispatch, sample, learn; None if the data has ended or a plugin stopped the run before the update."""
+    def _run_iteration(self, iteration: int, record: Record) -> Batch:
+        """Dispatch, sample, learn; a batch without groups if the data has ended or the run was stopped before that."""
         ports, step, version = self.ports, self._step, self.ports.buffer.version
         self.bus.emit(IterationStart(step=step, version=version, iteration=iteration), record)
         if self.bus.control.reason is not None:
-            return None
+            return Batch()
         started = ports.clock.now()
         self._dispatcher.request(self._config.ppo_mini_batch_size)
         batch = ports.buffer.sample(self._config.ppo_mini_batch_size, step, self._refill)
+        self._dispatcher.request(0)  # what the capacity did not admit before can overlap with learning
         sampled = ports.clock.now()
         if len(batch.groups) < self._config.ppo_mini_batch_size and not self._dispatcher.exhausted:
             found = f"{len(batch.groups)} of {self._config.ppo_mini_batch_size} groups"
             raise StarvedError(f"step {step}: {found}, nothing is pending or running, and the data has not ended")
         if not batch.groups:
-            return None
+            return batch
         learned = to_host(ports.learner.update(batch.groups))
         timing = {
             "timing_s/gen": Sum(sampled - started),
             "timing_s/update_actor": Sum(ports.clock.now() - sampled),
             "training/global_step": Last(step),
         }
-        metrics = _joined(learned, ports.engine.take_metrics(), ports.buffer.take_metrics(), timing)
-        self.bus.emit(
-            IterationEnd(
-                step=step,
-                version=version,
-                iteration=iteration,
-                groups=tuple(group.staleness(step) for group in batch.groups),
-                evicted=batch.evicted,
-                samples=batch.num_trajectories,
-                metrics=metrics,
-            ),
-            record,
+        metrics = joined(learned, ports.engine.take_metrics(), ports.buffer.take_metrics(), timing)
+        end = IterationEnd(
+            step=step,
+            version=version,
+            iteration=iteration,
+            groups=tuple(group.staleness(step) for group in batch.groups),
+            evicted=batch.evicted,
+            samples=batch.num_trajectories,
+            metrics=metrics,
         )
+        self.bus.emit(end, record)
         return batch
 
     def _refill(self, groups: int) -> None:
@@ -164,6 +171,8 @@ class Trainer:
     def _confirm(self, event: WeightsSynced) -> None:
         """Move the version once every engine holds it; from here on the step stands."""
         held = self.ports.engine.version
+        if event.step == self._complete:
+            raise SyncError(f"weights_synced was emitted twice in step {event.step}; one step, one sync")
         if not event.version == event.step == self._step == held:
             raise SyncError(
                 f"weights_synced says step {event.step}, version {event.version}, but the loop is in step {self._step} "
@@ -173,48 +182,19 @@ class Trainer:
         self._complete = event.step
 
     def _end(self, status: Status, reason: str, seconds: float, failure: BaseException | None) -> None:
-        """Send fit_end to everyone and stop the engines; the first error of the run is the one that leaves `fit`."""
+        """Send fit_end to everyone, stop the engines, and raise the first error of the run if there was one."""
         record = self._unreported if self._unreported and self._unreported.step == self._complete else None
-        summary = {"steps": float(self._complete), "seconds": seconds, **self.bus.times.late()}
-        event = FitEnd(
-            status=status,
-            reason=reason,
-            step=self._complete,
-            version=self.ports.buffer.version,
-            summary=MappingProxyType(summary),
-        )
-        try:
-            self.bus.emit(event, record)
-        except BaseException as error:
-            if failure is None:
-                raise
-            failure.add_note(f"on fit_end there was another error: {type(error).__name__}: {error}")
-        finally:
-            self.ports.buffer.close()
-            self.ports.engine.close()
-
-
-def _joined(*sources: Mapping[str, object]) -> Mapping[str, object]:
-    """Metrics of several sources as one read-only mapping. Raises `MetricError` if two have the same name."""
-    joined: dict[str, object] = {}
-    for source in sources:
-        if twice := joined.keys() & source.keys():
-            raise MetricError(f"the learner, the engine and the buffer both report {', '.join(sorted(twice))}")
-        joined.update(source)
-    return MappingProxyType(joined)
-
-
-def _require_one_syncer(bus: Bus) -> None:
-    syncers = [slot for slot in bus.plan.slots[StepEnd] if WeightsSynced in slot.emits and slot.every is None]
-    others = [
-        slot
-        for slots in bus.plan.slots.values()
-        for slot in slots
-        if WeightsSynced in slot.emits and slot not in syncers
-    ]
-    if len(syncers) != 1 or others:
-        found = ", ".join(map(str, (*syncers, *others))) or "none"
-        raise ConfigError(
-            "a run needs exactly one handler that syncs the weights: on step_end, without `every`, with "
-            f"emits=[WeightsSynced]. Found {found}. Add weight_sync to the plugins, once."
-        )
+        step, version = self._complete, self.ports.buffer.version
+        summary = MappingProxyType({"steps": float(step), "seconds": seconds, **self.bus.times.summary()})
+        event = FitEnd(status=status, reason=reason, step=step, version=version, summary=summary)
+        # Each of these runs whatever becomes of the others; the first error of the run is the one that leaves `fit`.
+        for close in (lambda: self.bus.emit(event, record), self.ports.buffer.close, self.ports.engine.close):
+            try:
+                close()
+            except BaseException as error:  # noqa: BLE001 (raised below)
+                if failure is None:
+                    failure = error
+                else:
+                    carry(failure, error, "at the end of the run")
+        if failure is not None:
+            raise failure

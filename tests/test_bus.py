@@ -162,6 +162,39 @@ class TestFailures:
 
         assert log == ["a failed", "b failed", "c failed"]
 
+    def test_a_nested_signal_that_fails_on_fit_end_keeps_nobody_from_being_called(self) -> None:
+        log: list[str] = []
+
+        @attrs.frozen(kw_only=True)
+        class Farewell(Event):
+            pass
+
+        @attrs.define
+        class Nested(Plugin):
+            @on(FitEnd, emits=[Farewell])
+            def end(self, event: FitEnd) -> None:
+                event.control.emit(Farewell())
+
+            @on(Farewell)
+            def breaks(self, event: Farewell) -> None:
+                raise ValueError("nested")
+
+            @on(Farewell)
+            def other(self, event: Farewell) -> None:
+                log.append("other")
+
+            @on(FitEnd, priority=Priority.CLEANUP)
+            def close(self, event: FitEnd) -> None:
+                log.append("close")
+                raise OSError("disk full")
+
+        with pytest.raises(ValueError, match="nested") as caught:
+            Bus.compose([Nested()]).emit(FitEnd(status="completed"))
+
+        assert log == ["other", "close"]
+        assert "OSError: disk full" in caught.value.__notes__[-1]
+        assert "Nested.close on fit_end, CLEANUP 800" in caught.value.__notes__[-1]
+
     def test_what_a_failed_handler_had_emitted_is_not_delivered_later(self) -> None:
         log: list[int] = []
 
@@ -308,6 +341,18 @@ class TestRecord:
 
         with pytest.raises(BusError, match="outside a handler"):
             kept[0].record.add({"x": Sum(1)})
+
+    def test_the_record_of_another_step_is_useless(self) -> None:
+        kept: list[IterationEnd] = []
+
+        def act(event: IterationEnd) -> None:
+            kept.append(event)
+            kept[0].record.add({"x": Sum(1)})
+
+        bus = Bus.compose([Recording(act)])
+        bus.emit(IterationEnd(step=1, version=0, iteration=0), Record(1))
+        with pytest.raises(RecordError, match="recording.adds kept the record of step 1"):
+            bus.emit(IterationEnd(step=2, version=1, iteration=0), Record(2))
 
     def test_another_thread_may_not_touch_it(self) -> None:
         errors: list[BaseException] = []

@@ -162,6 +162,11 @@ class TestUpdate:
         rates = [made.update(GROUPS)["actor/lr"].value for _ in range(5)]
         assert rates == pytest.approx([0.1, 0.2, 0.3, 0.3, 0.3])
 
+    def test_the_learning_rate_decays_to_its_smallest_and_stays_there(self) -> None:
+        optim = Optim(lr=1.0, lr_warmup_updates=2, lr_decay_start=3, lr_decay_updates=4, min_lr_ratio=0.2)
+        rates = [optim.lr_of(update) for update in range(1, 10)]
+        assert rates == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+
     def test_weights_are_the_modules_own(self) -> None:
         model = build()
         weights = learner(model).weights()

@@ -63,6 +63,7 @@ class TestOrder:
             plan = Plan.build([cls() for cls in order])
 
             assert labels(plan, StepEnd) == [
+                "staleness.collect_leftovers",
                 "weight_sync.sync",
                 "validation.evaluate",
                 "metric_aggregation.reduce",
@@ -215,6 +216,23 @@ class TestData:
         )
         Plan.build([Lenient()])
 
+    def test_adding_to_a_misspelt_key_is_refused_and_to_what_nobody_makes_is_not(self) -> None:
+        @attrs.define
+        class Adds(Plugin):
+            @on(IterationEnd, adds=["metrics.rwo"])
+            def add(self, event: IterationEnd) -> None: ...
+
+        assert "adds to 'metrics.rwo', which nobody makes. Did you mean 'metrics.row'?" in faults_of(
+            MetricAggregation(), Adds()
+        )
+        Plan.build([WeightSync()])
+
+    def test_the_plugin_that_would_make_it_is_named(self) -> None:
+        text = faults_of(Validation(), LogAfterCollect())
+
+        assert "needs 'weights.published', which nobody makes. Add weight_sync to the plugins." in text
+        assert "needs 'metrics.row', which nobody makes. Add metric_aggregation to the plugins." in text
+
     def test_what_is_made_twice_is_refused(self) -> None:
         text = faults_of(Entry(MetricAggregation(), "one"), Entry(MetricAggregation(), "two"))
 
@@ -293,18 +311,88 @@ class TestSignals:
         assert "a signal that nobody emits" in faults_of(Listener())
 
     def test_signals_that_emit_each_other_are_refused_with_the_cycle(self) -> None:
+        @attrs.frozen(kw_only=True)
+        class Answer(Event):
+            pass
+
         @attrs.define
         class Cycle(Plugin):
             @on(StepEnd, emits=[ScoresJudged])
-            def first(self, event: StepEnd) -> None: ...
+            def start(self, event: StepEnd) -> None: ...
 
-            @on(ScoresJudged, emits=[StepEnd])
-            def second(self, event: ScoresJudged) -> None: ...
+            @on(ScoresJudged, emits=[Answer])
+            def ask(self, event: ScoresJudged) -> None: ...
+
+            @on(Answer, emits=[ScoresJudged])
+            def reply(self, event: Answer) -> None: ...
 
         text = faults_of(Cycle())
 
         assert "without end" in text
-        assert "cycle.first on step_end -> cycle.second on scores_judged" in text
+        assert "cycle.ask on scores_judged -> cycle.reply on answer" in text
+
+    def test_the_signals_of_the_loop_are_not_a_plugins_to_send(self) -> None:
+        @attrs.define
+        class Ends(Plugin):
+            @on(StepEnd, emits=[FitEnd])
+            def end(self, event: StepEnd) -> None: ...
+
+        assert "Ends.end declares to emit fit_end, which the loop sends" in faults_of(Ends())
+
+    def test_one_step_is_synced_once_in_step_end(self) -> None:
+        @attrs.define
+        class Sometimes(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced], every=2)
+            def sync(self, event: StepEnd) -> None: ...
+
+        @attrs.define
+        class Elsewhere(Plugin):
+            @on(IterationEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: IterationEnd) -> None: ...
+
+        assert "two.sync (step_end, SYNC 300) syncs the weights, but one.sync" in faults_of(
+            Entry(WeightSync(), "one"), Entry(WeightSync(), "two")
+        )
+        for kind in (Sometimes, Elsewhere):
+            assert "may do so only on step_end and without `every`" in faults_of(kind())
+
+    def test_signals_of_one_band_are_walked_in_the_order_in_which_they_are_declared(self) -> None:
+        @attrs.frozen(kw_only=True)
+        class Second(Event):
+            pass
+
+        @attrs.define
+        class Sends(Plugin):
+            @on(StepEnd, emits=[ScoresJudged, Second])
+            def send(self, event: StepEnd) -> None: ...
+
+            @on(ScoresJudged, makes=["x"])
+            def make(self, event: ScoresJudged) -> None: ...
+
+            @on(Second, needs=["x?"])
+            def read(self, event: Second) -> None: ...
+
+        Plan.build([Sends()])
+
+    def test_maker_and_reader_on_one_nested_signal_are_fine_and_elsewhere_it_may_be_absent(self) -> None:
+        @attrs.define
+        class Judge(Plugin):
+            @on(StepEnd, priority=Priority.EVALUATE, emits=[ScoresJudged])
+            def judge(self, event: StepEnd) -> None: ...
+
+            @on(ScoresJudged, makes=["verdict"])
+            def make(self, event: ScoresJudged) -> None: ...
+
+            @on(ScoresJudged, needs=["verdict"])
+            def read(self, event: ScoresJudged) -> None: ...
+
+        @attrs.define
+        class Outside(Plugin):
+            @on(StepEnd, priority=Priority.REPORT, needs=["verdict"])
+            def read(self, event: StepEnd) -> None: ...
+
+        Plan.build([Judge()])
+        assert "does not make it in every step" in faults_of(Judge(), Outside())
 
     def test_two_plugins_of_one_name_are_refused(self) -> None:
         text = faults_of(Recorder(), Recorder())
@@ -363,7 +451,7 @@ class TestHandlers:
             "d": "which is no event. Events are classes: FitStart, StepStart, IterationStart, IterationEnd, StepEnd, "
             "WeightsSynced, FitEnd. Did you mean 'IterationEnd'?",
             "e": "is marked for int, which is no event",
-            "f": "has every= on fit_end, which happens once",
+            "f": "has every= on fit_end, which belongs to no step",
             "g": "runs every 0 steps; expected an integer of at least 1",
             "h": "is async or a generator",
             "i": "declares to emit 'weights_synced', which is no event class",
@@ -373,6 +461,41 @@ class TestHandlers:
         for method, text in expected.items():
             assert any(line.startswith(f"plugins[0]: Broken.{method} ") and text in line for line in lines), method
         assert any("has the name 'recorder' too" in line for line in lines)
+
+    def test_a_marker_that_would_do_nothing_is_refused_where_it_stands(self) -> None:
+        with pytest.raises(TypeError, match="marked twice"):
+
+            @on(StepStart)
+            @on(StepEnd)
+            def twice(self: object, event: StepEnd) -> None: ...
+
+        with pytest.raises(TypeError, match=r"@on over bare names no event"):
+
+            @on
+            def bare(self: object, event: StepEnd) -> None: ...
+
+        with pytest.raises(TypeError, match=r"adds='metrics.row'\): expected a list, adds=\['metrics.row'\]"):
+            on(StepEnd, adds="metrics.row")
+
+    def test_a_class_that_forgot_attrs_is_refused(self) -> None:
+        class Forgot(Plugin):
+            limit: float = 0.5
+
+            @on(StepEnd)
+            def handle(self, event: StepEnd) -> None: ...
+
+        assert "Forgot has fields but no @attrs.define(kw_only=True) above it" in faults_of(Forgot())
+
+    def test_every_on_a_signal_without_a_step_is_refused(self) -> None:
+        @attrs.define
+        class Odd(Plugin):
+            @on(StepEnd, emits=[ScoresJudged])
+            def send(self, event: StepEnd) -> None: ...
+
+            @on(ScoresJudged, every=2)
+            def listen(self, event: ScoresJudged) -> None: ...
+
+        assert "Odd.listen has every= on scores_judged, which belongs to no step" in faults_of(Odd())
 
     def test_an_override_without_a_marker_does_not_vanish(self) -> None:
         @attrs.define
@@ -414,6 +537,7 @@ def test_the_text_of_the_quickstart_plan() -> None:
         "  200 COLLECT  metric_aggregation.collect         needs iteration.metrics · adds metrics.row",
         "  200 COLLECT  staleness.collect                  needs iteration.metrics · adds metrics.row",
         "step_end",
+        "  200 COLLECT  staleness.collect_leftovers        adds metrics.row",
         "  300 SYNC     weight_sync.sync                   adds metrics.row · makes weights.published · emits weights_synced",  # noqa: E501
         "    weights_synced",
         "      (no handler)",

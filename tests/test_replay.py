@@ -139,7 +139,7 @@ class TestSampling:
         assert sizes == [2]
 
     def test_waiting_longer_than_allowed_says_what_it_waited_for(self) -> None:
-        buffer = GroupBuffer(patience_s=0.01)
+        buffer = GroupBuffer(timeout_s=0.01)
         buffer.set_policy(Drop(1))
         buffer.dispatch(prompts(1))
         buffer.claim(1)
@@ -153,10 +153,12 @@ class TestSampling:
         assert "1 running and 0 pending, the oldest with S=3" in text
 
     def test_a_rollout_that_is_always_too_old_does_not_spin_for_ever(self) -> None:
-        buffer = GroupBuffer(patience_s=0.01)
+        buffer = GroupBuffer(timeout_s=0.01)
         buffer.set_policy(Drop(1))
 
-        with pytest.raises(StarvedError, match=r"starved: 0 of 1 .* evicted, smallest S=2, policy Drop\(threshold=1\)"):
+        with pytest.raises(
+            StarvedError, match=r"starved for 0.01 s: 0 of 1 .* evicted, smallest S=2, policy Drop\(threshold=1\)"
+        ):
             buffer.sample(1, 2, lambda lost: finished(buffer, [1]))
 
     def test_closing_wakes_everyone(self) -> None:

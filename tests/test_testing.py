@@ -130,6 +130,44 @@ class TestFakeBus:
         with pytest.raises(SyncError, match="says step 1 but version 2"):
             FakeBus(Wrong()).fire(StepEnd)
 
+    def test_what_another_plugin_would_send_is_fired_by_hand(self) -> None:
+        @attrs.frozen(kw_only=True)
+        class Judged(Event):
+            score: float
+
+        heard: list[float] = []
+
+        @attrs.define
+        class Listener(Plugin):
+            """Listens to somebody else's signal."""
+
+            @on(Judged)
+            def listen(self, event: Judged) -> None:
+                heard.append(event.score)
+
+        with pytest.raises(PlanError, match="waits for a signal that nobody emits"):
+            FakeBus(Listener())
+        FakeBus(Listener(), provides=[Judged]).fire(Judged, score=0.5)
+        check_plugin(Listener)
+
+        assert heard == [0.5]
+
+    def test_fields_left_out_are_those_of_a_run(self) -> None:
+        bus = FakeBus()
+
+        assert [bus.fire(kind, step=3).version for kind in (IterationEnd, StepEnd, WeightsSynced, FitEnd)] == [
+            2,
+            2,
+            3,
+            3,
+        ]
+        with pytest.raises(TypeError):
+            bus.fire(IterationEnd, metrics={"a": {"b": 1}}).metrics["a"]["b"] = 2
+
+    def test_addresses_are_those_of_the_list(self) -> None:
+        with pytest.raises(PlanError, match=r"^plugins\[0\]: stopper.stop"):
+            FakeBus(Stopper(), provides=["weights.published"])
+
     def test_an_unknown_field_is_an_error_with_a_suggestion(self) -> None:
         with pytest.raises(TypeError, match=r"StepEnd has no field 'setp'. Did you mean 'step'\?"):
             FakeBus().fire(StepEnd, setp=1)
@@ -201,7 +239,7 @@ class TestCheckPlugin:
             @on(StepEnd)
             def handle(self, event: StepEnd, more: int) -> None: ...
 
-        with pytest.raises(PlanError, match="takes one argument"):
+        with pytest.raises(AssertionError, match="does not attach: .*takes one argument"):
             check_plugin(Wrong)
 
     def test_a_state_that_does_not_come_back_fails(self) -> None:

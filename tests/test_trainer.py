@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import signal
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
@@ -10,7 +12,7 @@ import pytest
 
 from hooktrainer import Plugin, Priority, Trainer, on
 from hooktrainer.config import TrainerConfig
-from hooktrainer.errors import BusError, ConfigError, RolloutError, StarvedError, SyncError
+from hooktrainer.errors import BusError, ConfigError, MetricError, RolloutError, StarvedError, SyncError
 from hooktrainer.events import (
     EVENTS,
     Event,
@@ -252,6 +254,19 @@ class TestStaleness:
         assert run.sink.column("training/off_policy/evicted_samples") == [(1, 0.0), (2, 1.0), (3, 1.0)]
         assert run.sink.column("training/off_policy/staleness/max") == [(1, 1.0), (2, 1.0), (3, 1.0)]
 
+    def test_room_is_used_before_learning_so_that_it_overlaps(self) -> None:
+        seen: list[int] = []
+        buffer = FakeBuffer(capacity=2)
+
+        class Learner(FakeLearner):
+            def update(self, groups: Sequence[object]) -> Mapping[str, object]:
+                seen.append(int(buffer.take_metrics()["replay/pending"].value))
+                return super().update(groups)
+
+        Run(cycles(1, total_steps=2, mini_batch=2, warmup=1), ports={"buffer": buffer}, learner=Learner()).fit()
+
+        assert seen == [2, 2]
+
     def test_a_buffer_without_room_is_filled_after_the_next_sample(self) -> None:
         run = Run(cycles(2, total_steps=2, mini_batch=2, warmup=4), ports={"buffer": FakeBuffer(capacity=3)})
 
@@ -323,7 +338,10 @@ class TestFailures:
             error.__notes__[0]
             == "raised by plugin 'witness' (plugins[3]): Witness.d on iteration_end, COLLECT 200, step 1"
         )
-        assert "on fit_end there was another error: KeyError: 'second'" in error.__notes__[1]
+        assert error.__notes__[1].startswith("at the end of the run there was another error:\nTraceback")
+        assert error.__notes__[1].endswith(
+            "raised by plugin 'witness' (plugins[3]): Witness.g on fit_end, COLLECT 200, step 0"
+        )
         assert [(event.status, event.reason) for event in run.witness.of(FitEnd)] == [("failed", "ValueError: boom")]
         assert run.sink.state == "closed"
         assert engine.calls[-1] == "close"
@@ -337,6 +355,51 @@ class TestFailures:
             run.fit()
 
         assert [event.status for event in run.witness.of(FitEnd)] == ["interrupted"]
+
+    def test_closing_goes_on_whatever_fails(self) -> None:
+        class Engine(FakeEngine):
+            def close(self) -> None:
+                super().close()
+                raise OSError("a worker hangs")
+
+        class Buffer(FakeBuffer):
+            def close(self) -> None:
+                super().close()
+                raise OSError("the buffer too")
+
+        error, engine = ValueError("boom"), Engine()
+        run = Run(cycles(1, total_steps=5), ports={"engine": engine, "buffer": Buffer()})
+        run.witness.acts = {StepStart: raising(error)}
+
+        with pytest.raises(ValueError, match="boom") as caught:
+            run.fit()
+
+        assert caught.value is error
+        assert engine.calls[-1] == "close"
+        assert ["the buffer too" in note for note in error.__notes__] == [False, True, False]
+        assert "a worker hangs" in error.__notes__[2]
+
+    def test_an_interrupt_at_any_moment_still_ends_the_run_for_everyone(self) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        gc.disable()  # an error inside a callback of the collector would be lost
+        try:
+            for delay in range(40):
+                run = Run(cycles(4, total_steps=1000))
+                trainer = run.trainer()
+                with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 0.002 + delay * 0.000_37)
+                    trainer.fit()
+                assert run.witness.count(FitEnd) == 1
+                assert run.sink.state == "closed"
+                steps = [step for step, _ in run.sink.rows]
+                assert steps == list(range(1, run.witness.of(FitEnd)[0].step + 1))
+        finally:
+            gc.enable()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def test_an_error_on_fit_end_alone_leaves_fit(self) -> None:
         run = Run(cycles(1, total_steps=1))
@@ -412,15 +475,6 @@ class TestSync:
         with pytest.raises(ConfigError, match="Found none. Add weight_sync"):
             Run(cycles(), plugins=[MetricAggregation()]).trainer()
 
-    def test_a_sync_that_may_be_skipped_is_none(self) -> None:
-        @attrs.define
-        class Sometimes(Plugin):
-            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced], every=2)
-            def sync(self, event: StepEnd) -> None: ...
-
-        with pytest.raises(ConfigError, match="sometimes.sync"):
-            Run(cycles(), plugins=[Sometimes()]).trainer()
-
     def test_any_plugin_may_be_the_one_that_syncs(self) -> None:
         engine = FakeEngine()
 
@@ -459,6 +513,29 @@ class TestSync:
         assert witness.count(WeightsSynced) == 0
         assert witness.of(FitEnd)[0].step == 0
 
+    def test_a_sync_that_speaks_twice_is_an_error(self) -> None:
+        engine = FakeEngine()
+
+        @attrs.define
+        class Twice(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: StepEnd) -> None:
+                engine.stage({}, event.step)
+                engine.flip()
+                for _ in range(2):
+                    event.control.emit(WeightsSynced(step=event.step, version=event.step))
+
+        engine.stage({}, 0)
+        engine.flip()
+        with pytest.raises(SyncError, match="emitted twice in step 1"):
+            Run(cycles(1), plugins=[Twice()], ports={"engine": engine}).fit()
+
+    def test_a_step_whose_weights_nobody_confirmed_is_an_error(self) -> None:
+        trainer = Run(cycles(1, total_steps=2)).trainer()
+
+        with trainer.bus.signal(StepEnd).muted(), pytest.raises(SyncError, match="step 1 ended, but its weights"):
+            trainer.fit()
+
     def test_a_sync_that_says_nothing_is_an_error(self) -> None:
         @attrs.define
         class Mute(Plugin):
@@ -487,7 +564,7 @@ class TestRows:
             def take_metrics(self) -> Mapping[str, object]:
                 return {"loss": Mean(1)}
 
-        with pytest.raises(Exception, match="both report loss"):
+        with pytest.raises(Exception, match="report loss; rename one"):
             Run(cycles(1), ports={"engine": Engine()}).fit()
 
     def test_hook_times_are_in_the_row_and_the_late_ones_in_the_summary(self) -> None:
@@ -500,6 +577,22 @@ class TestRows:
         summary = run.witness.of(FitEnd)[0].summary
         assert summary["timing_s/hook/log_after_collect"] > 0
         assert summary["steps"] == 2
+
+    def test_the_metrics_of_an_iteration_are_read_only_all_through(self) -> None:
+        run = Run(cycles(1, total_steps=1), learner=FakeLearner([{"loss": [1.0, 2.0], "histogram": {0.0: 1}}]))
+        run.fit()
+
+        (event,) = run.witness.of(IterationEnd)
+        assert event.metrics["loss"] == (1.0, 2.0)
+        with pytest.raises(TypeError):
+            event.metrics["histogram"][0.0] = 2
+        with pytest.raises(TypeError):
+            event.metrics["loss"] = 2
+        assert run.sink.column("loss") == [(1, 1.5)]
+
+    def test_a_learner_cannot_report_what_the_loop_measures(self) -> None:
+        with pytest.raises(MetricError, match="reports 'timing_s/step', which the core measures itself"):
+            Run(cycles(1), learner=FakeLearner([{"timing_s/step": 1.0}])).fit()
 
     def test_a_trainer_fits_once(self) -> None:
         trainer = Run(cycles(1, total_steps=1)).trainer()

@@ -32,8 +32,6 @@ def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
 
 
 def _spread(key: str, values: Sequence[float]) -> Mapping[str, Metric]:
-    if not values:
-        return {}
     return {f"{key}/mean": _mean(values), f"{key}/max": Max(max(values)), f"{key}/min": Min(min(values))}
 
 

@@ -10,7 +10,8 @@ import attrs
 
 from hooktrainer.binding import Ports
 from hooktrainer.config import TrainerConfig, config_from_mapping
-from hooktrainer.events import FitStart
+from hooktrainer.errors import PlanError
+from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.hooks import Entry, handlers_of
 from hooktrainer.options import options_of
 from hooktrainer.parts import build_entries
@@ -41,17 +42,22 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
     bare = [option.name for option in options_of(cls) if not option.doc]
     assert not bare, f"{cls.__name__}: no docstring under the option {', '.join(bare)}"
     plugin = cls(**options)
-    FakeBus(plugin, provides=_needed(plugin))
+    try:
+        FakeBus(plugin, provides=_needed(plugin))
+    except PlanError as error:
+        raise AssertionError(f"{cls.__name__} does not attach: {error}") from error
     _check_state(plugin, cls(**options))
 
 
-def _needed(plugin: Plugin) -> dict[str, Any]:
+def _needed(plugin: Plugin) -> dict[Any, Any]:
     """A stand-in for everything that the plugin reads and does not make itself."""
     slots = handlers_of(Entry.of(plugin, 0)).slots
     made = {key for slot in slots for key in slot.makes}
     needed = dict.fromkeys(need.removesuffix("?") for slot in slots for need in slot.needs)
     known = {*STANDARD, "iteration.metrics"}
-    return {key: None if key in known else (FitStart, Priority.PREPARE) for key in needed if key not in made}
+    heard = {slot.event for slot in slots if slot.event not in EVENTS} - {kind for slot in slots for kind in slot.emits}
+    data = {key: None if key in known else (FitStart, Priority.PREPARE) for key in needed if key not in made}
+    return {**data, **dict.fromkeys(heard)}
 
 
 def _check_state(plugin: Plugin, fresh: Plugin) -> None:

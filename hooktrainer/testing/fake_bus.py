@@ -12,6 +12,7 @@ from hooktrainer.errors import ConfigError, SyncError, did_you_mean
 from hooktrainer.events import Control, Event, FitEnd, FitStart, StepEnd, StepEvent, WeightsSynced
 from hooktrainer.handles import ROW
 from hooktrainer.hooks import Entry, handlers_of
+from hooktrainer.host import joined
 from hooktrainer.metrics import Value
 from hooktrainer.plan import MADE_BY_THE_CORE, Plan
 from hooktrainer.plugin import Plugin, Priority, on
@@ -31,16 +32,20 @@ STANDARD: Final[Mapping[str, tuple[Place, ...]]] = {
 class FakeBus:
     """Plugins on the real bus, checked exactly as in a run, with no trainer.
 
-    `provides` names the data whose makers are left out: known keys, or any key with its place,
-    `{"judge.scores": (StepEnd, Priority.COLLECT)}`. If no plugin syncs, a stand-in emits `weights_synced` in step_end.
-    What the plugins work on is passed to them as fakes. Raises `PlanError` for what a run would refuse.
+    `provides` names what is left out: known data, an event class that another plugin would send, or with a mapping any
+    data and its place, `{"judge.scores": (StepEnd, Priority.COLLECT)}`. If no plugin syncs, a stand-in emits
+    `weights_synced` in step_end. What the plugins work on is passed to them as fakes. Raises `PlanError` for what a run
+    would refuse.
     """
 
-    def __init__(self, *plugins: Plugin | Entry, provides: Iterable[str] | Mapping[str, Place | None] = ()) -> None:
+    def __init__(
+        self, *plugins: Plugin | Entry, provides: Iterable[str | type[Event]] | Mapping[str, Place | None] = ()
+    ) -> None:
         self._given: Mapping[str, Value] | None = None
         self.record = Record(0)
         """The record of the step fired last."""
-        self.bus = _RecordingBus(Plan.build([*self._stand_ins(plugins, provides), *plugins]))
+        entries = [Entry.of(plugin, place) for place, plugin in enumerate(plugins)]
+        self.bus = _RecordingBus(Plan.build([*self._stand_ins(entries, provides), *entries]))
         self.bus.guard(WeightsSynced, _check_version)
 
     @property
@@ -73,15 +78,26 @@ class FakeBus:
         for name in fields:
             if name not in known:
                 raise TypeError(f"{event.__name__} has no field '{name}'.{did_you_mean(name, known)}")
-        filled = event(**{name: value for name, value in self._defaults(fields).items() if name in known}, **fields)
+        if "metrics" in fields:
+            fields["metrics"] = joined(fields["metrics"])
+        defaults = {name: value for name, value in self._defaults(event, fields).items() if name in known}
+        filled = event(**defaults, **fields)
         self._given = row
         self.bus.posted.clear()
         self.bus.emit(filled, self._record_for(filled))
         return filled
 
-    def _defaults(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _defaults(self, event: type[Event], fields: Mapping[str, Any]) -> dict[str, Any]:
         step = fields.get("step", self.record.step or 1)
-        known = {"step": step, "version": step - 1, "iteration": 0, "iterations": 1, "status": "completed"}
+        published = step if issubclass(event, (WeightsSynced, FitEnd)) else step - 1
+        known = {
+            "step": step,
+            "version": published,
+            "iteration": 0,
+            "iterations": 1,
+            "samples": 1,
+            "status": "completed",
+        }
         return {name: value for name, value in known.items() if name not in fields}
 
     def _record_for(self, event: Event) -> Record | None:
@@ -97,22 +113,30 @@ class FakeBus:
         return None
 
     def _stand_ins(
-        self, plugins: tuple[Plugin | Entry, ...], provides: Iterable[str] | Mapping[str, Place | None]
+        self, entries: list[Entry], provides: Iterable[str | type[Event]] | Mapping[str, Place | None]
     ) -> list[Entry]:
-        named = dict(provides) if isinstance(provides, Mapping) else dict.fromkeys(provides)
-        places = {key: STANDARD.get(key, ()) if place is None else (place,) for key, place in named.items()}
+        named: dict[Any, Place | None] = dict(provides) if isinstance(provides, Mapping) else dict.fromkeys(provides)
+        sent = [key for key in named if isinstance(key, type)]
+        if not any(WeightsSynced in slot.emits for entry in entries for slot in handlers_of(entry).slots):
+            sent.append(WeightsSynced)
+        places = {
+            key: STANDARD.get(key, ()) if place is None else (place,) for key, place in named.items() if key not in sent
+        }
         if unknown := [key for key, found in places.items() if not found and key not in MADE_BY_THE_CORE.values()]:
             raise ConfigError(
                 f"provides {', '.join(unknown)}: no built-in plugin makes that; say where it is made, "
                 f'provides={{"{unknown[0]}": (StepEnd, Priority.COLLECT)}}.{did_you_mean(unknown[0], STANDARD)}'
             )
-        entries = [_stand_in(key, [(*place, self._action(key)) for place in found]) for key, found in places.items()]
-        if not any(_emits_sync(plugin) for plugin in plugins):
-            entries.append(_stand_in(WeightsSynced.signal, [(StepEnd, Priority.SYNC, _sync)], emits=[WeightsSynced]))
-        return entries
+        makers = [_stand_in(key, [(*place, self._action(key)) for place in found]) for key, found in places.items()]
+        return makers + [
+            _stand_in(
+                event.signal, [(StepEnd, Priority.SYNC, _sync if event is WeightsSynced else _nothing)], emits=[event]
+            )
+            for event in sent
+        ]
 
     def _action(self, key: str) -> Callable[[Any], None]:
-        return self._seal if key == ROW else lambda _: None
+        return self._seal if key == ROW else _nothing
 
     def _seal(self, event: Any) -> None:
         if event.record is not None and not event.record.sealed:
@@ -143,8 +167,8 @@ def _sync(event: StepEnd) -> None:
     event.control.emit(WeightsSynced(step=event.step, version=event.step, last=event.last))
 
 
-def _emits_sync(plugin: Plugin | Entry) -> bool:
-    return any(WeightsSynced in slot.emits for slot in handlers_of(Entry.of(plugin, 0)).slots)
+def _nothing(_: Event) -> None:
+    """What a stand-in does where nothing depends on it."""
 
 
 def _stand_in(

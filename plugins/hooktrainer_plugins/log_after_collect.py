@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from hooktrainer import Plugin, Priority, on
+from hooktrainer.errors import carry
 from hooktrainer.events import FitEnd, FitStart, StepEnd
 from hooktrainer.plugin import port
 from hooktrainer.ports import Sink
@@ -64,5 +65,7 @@ def _to_each(sinks: Sequence[Sink], action: Callable[[Sink], None]) -> None:
             action(sink)
         except Exception as error:  # noqa: BLE001 (raised below)
             failures.append(error)
+    for another in failures[1:]:
+        carry(failures[0], another, "at another sink")
     if failures:
         raise failures[0]

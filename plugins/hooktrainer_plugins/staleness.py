@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import attrs
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.events import FitStart, IterationEnd
+from hooktrainer.events import FitStart, IterationEnd, StepEnd
 from hooktrainer.metrics import Max, Mean, Metric, Min, Sum
 from hooktrainer.plugin import port
 from hooktrainer.ports import ReplayBuffer, StalenessPolicy
@@ -83,13 +83,19 @@ class Staleness(Plugin):
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def collect(self, event: IterationEnd) -> None:
         """Report the staleness of what was trained and of what was evicted, each group counted once."""
-        event.record.add(
-            {
-                **_spread(f"{PREFIX}/staleness", event.groups),
-                f"{PREFIX}/evicted_samples": Sum(len(event.evicted)),
-                **_spread(f"{PREFIX}/evicted_samples_staleness", event.evicted),
-            }
-        )
+        event.record.add({**_spread(f"{PREFIX}/staleness", event.groups), **_evicted(event.evicted)})
+
+    @on(StepEnd, priority=Priority.COLLECT, adds=["metrics.row"])
+    def collect_leftovers(self, event: StepEnd) -> None:
+        """Report what was evicted after the last iteration, when the data ended."""
+        event.record.add(_evicted(event.evicted))
+
+
+def _evicted(staleness: Sequence[int]) -> Mapping[str, Metric]:
+    return {
+        f"{PREFIX}/evicted_samples": Sum(len(staleness)),
+        **_spread(f"{PREFIX}/evicted_samples_staleness", staleness),
+    }
 
 
 def _spread(key: str, staleness: Sequence[int]) -> Mapping[str, Metric]:
