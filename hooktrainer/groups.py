@@ -36,13 +36,13 @@ class Trajectory:
     text: str = ""
     truncated: bool = False
     """Cut off at the longest allowed response."""
-    versions: tuple[int, int]
-    """Oldest and newest version that a token was sampled from."""
+    versions: Tokens
+    """Version that each token was sampled from, never descending. Shape (T,)."""
 
     @property
     def span(self) -> int:
         """Versions it was generated across; 1 is a whole trajectory on one version."""
-        return self.versions[1] - self.versions[0] + 1
+        return int(self.versions[-1] - self.versions[0]) + 1 if len(self.versions) else 1
 
 
 @attrs.frozen(eq=False, kw_only=True)

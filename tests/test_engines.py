@@ -116,7 +116,7 @@ class TestEngines:
         assert sorted(queue.finished) == [0, 1, 2, 3, 4]
         for answers in queue.finished.values():
             assert len(answers) == 2
-            assert {answer.versions for answer in answers} == {(3, 3)}
+            assert {version for answer in answers for version in answer.versions.tolist()} == {3}
 
     def test_who_works_and_in_which_batches_does_not_change_the_answers(self, engine: ports.RolloutEngine) -> None:
         queue, reference = Queue(groups(5)), Queue(groups(5))
@@ -151,7 +151,7 @@ class TestEngines:
             engine.answer(prompts)
         publish(engine, 5)
         answers = engine.answer(prompts)
-        assert [answer.versions for answer in answers] == [(5, 5)] * 4
+        assert {version for answer in answers for version in answer.versions.tolist()} == {5}
         assert [answer.text for answer in answers] == [answer.text for answer in engine.answer(prompts)]
 
     def test_close_may_come_twice_and_before_start(self, engine: ports.RolloutEngine) -> None:
@@ -450,4 +450,4 @@ def test_a_batch_in_flight_does_not_hold_up_a_sync() -> None:
     go_on.set()
     queue.wait_for(1)
     engine.close()
-    assert queue.finished[0][0].versions == (0, 0)
+    assert set(queue.finished[0][0].versions.tolist()) == {0}

@@ -39,7 +39,7 @@ def trajectory(tokens: Sequence[int], score: float, *, truncated: bool = False) 
         logprobs=np.zeros(len(tokens), dtype=np.float32),
         score=score,
         truncated=truncated,
-        versions=(0, 0),
+        versions=np.zeros(len(tokens), dtype=np.int64),
     )
 
 

@@ -24,7 +24,7 @@ def prompts(count: int) -> list[Prompt]:
 
 
 def answer() -> Trajectory:
-    return Trajectory(tokens=np.zeros(1, np.int64), logprobs=np.zeros(1, np.float32), score=1.0, versions=(0, 0))
+    return Trajectory(tokens=np.zeros(1, np.int64), logprobs=np.zeros(1, np.float32), score=1.0, versions=np.zeros(1, np.int64))
 
 
 def nothing_more(_: int) -> None: ...

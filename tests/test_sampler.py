@@ -179,7 +179,7 @@ def test_trajectories_carry_score_text_version_and_truncation() -> None:
     for answer in generator(Sampling(n=8, max_response_length=2)).groups([group])[0]:
         assert answer.text == TOKENIZER.decode(answer.tokens)
         assert answer.score == TASK.score(group.prompt.truth, answer.text)
-        assert answer.versions == (7, 7)
+        assert answer.versions.tolist() == [7] * len(answer.tokens)
         assert answer.truncated == (EOS not in answer.tokens)
         assert len(answer.tokens) == len(answer.logprobs) <= 2
 

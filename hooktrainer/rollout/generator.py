@@ -73,5 +73,5 @@ class Generator:
             score=self._task.score(prompt.truth, text),
             text=text,
             truncated=not responses.ended[row],
-            versions=(version, version),
+            versions=np.full(length, version),
         )

@@ -133,7 +133,7 @@ class FakeEngine:
             tokens=np.zeros(1, np.int64),
             logprobs=np.zeros(1, np.float32),
             score=self._score,
-            versions=(self.version, self.version),
+            versions=np.full(1, self.version),
         )
 
 
