@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hooktrainer import registry
 from hooktrainer.binding import Ports
 from hooktrainer.clock import SystemClock
-from hooktrainer.config import Config, dump
-from hooktrainer.parts import Parts, build_parts
+from hooktrainer.config import Config, Parts, build_parts, dump, registry
 from hooktrainer.plan_view import describe
 from hooktrainer.plugin import port_fields
 from hooktrainer.replay import GroupBuffer
@@ -30,6 +28,7 @@ def build_trainer(config: Config) -> Trainer:
     The run directory is made last, once everything else was found right.
     """
     parts = build_parts(config)
+    parts.plan.require_sync()
     trainer = Trainer(parts.plan.entries, _ports(config, parts), config.trainer)
     directory = config.run.dir / config.run.name
     make_run_directory(directory, {"config.yaml": dump(config), "plan.txt": describe(trainer.bus.plan)})
@@ -61,7 +60,7 @@ def _ports(config: Config, parts: Parts) -> Ports:
             pad_id=tokenizer.pad_id,
         ),
         engine=rollout.build(policy=policy, tokenizer=tokenizer, task=task, seed=config.seed),
-        buffer=GroupBuffer(config.replay.capacity, config.replay.sample_timeout_s),
+        buffer=GroupBuffer(config.replay),
         transport=InProcess(),
         prompts=TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs),
         clock=SystemClock(),

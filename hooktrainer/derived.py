@@ -39,11 +39,33 @@ def derive(values: Mapping[str, Value]) -> dict[str, float | None]:
     for phase in sorted(_TOKENS_OF.keys() | reported):
         spent, tokens = _number(values, f"timing_s/{phase}"), _number(values, _TOKENS_OF.get(phase, TOKENS))
         _quotient(derived, f"{_PER_TOKEN}{phase}", None if spent is None else spent * 1000, tokens)
+    derived |= _goodput(values, seconds)
     for prefix in {key.rpartition("/")[0] for key in values if key.endswith("/minmax_diff")} | {"global_seqlen"}:
         high, low = _number(values, f"{prefix}/max"), _number(values, f"{prefix}/min")
         if high is not None and low is not None:
             derived[f"{prefix}/minmax_diff"] = high - low
     return derived
+
+
+_LEARNER_PHASES: Final[Mapping[str, str]] = {
+    "training": "update_actor",
+    "waiting_for_groups": "gen",
+    "syncing": "weight_sync",
+    "validating": "testing",
+}
+"""Where the seconds of the loop's thread go; without worker threads generating is waiting."""
+
+
+def _goodput(values: Mapping[str, Value], seconds: float | None) -> dict[str, float | None]:
+    """Shares of the learner's time, and the share of generated tokens that was thrown away."""
+    shares: dict[str, float | None] = {}
+    spent = {name: _number(values, f"timing_s/{phase}") or 0.0 for name, phase in _LEARNER_PHASES.items()}
+    if seconds:
+        shares = {f"perf/goodput/learner/{name}": part / seconds for name, part in spent.items()}
+        shares["perf/goodput/learner/other"] = max(0.0, 1 - sum(spent.values()) / seconds)
+    thrown = [_number(values, key) or 0.0 for key in values if key.startswith("ledger/tokens/dropped/")]
+    _quotient(shares, "perf/goodput/engine/wasted", sum(thrown), _number(values, "ledger/tokens/generated"))
+    return shares
 
 
 def _number(values: Mapping[str, Value], key: str) -> float | None:

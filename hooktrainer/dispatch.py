@@ -1,27 +1,48 @@
-"""Dispatch: the loop's only source of new groups, within the capacity of the buffer."""
+"""Dispatch: the loop's only source of new groups, within the strategy's budget and the capacity of the buffer."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+
+from hooktrainer.groups import Lost, Prompt
 from hooktrainer.ports import PromptSource, ReplayBuffer
 
 
 class Dispatcher:
-    """Hands prompts to the buffer; what exceeds its capacity is owed and goes out when there is room."""
+    """Hands prompts to the buffer; what it may not hand over yet is owed and goes out as soon as it may."""
 
-    def __init__(self, prompts: PromptSource, buffer: ReplayBuffer) -> None:
+    def __init__(self, prompts: PromptSource, buffer: ReplayBuffer, *, per_step: int) -> None:
         self._prompts = prompts
         self._buffer = buffer
-        self._owed = 0
+        self._per_step = per_step
+        self._fresh = 0
+        self._missing = 0  # replacements; they never push out what they could replace
+        self._again: deque[Prompt] = deque()  # prompts of lost groups, before any new one
 
     @property
     def exhausted(self) -> bool:
-        """Whether the data has ended."""
-        return self._prompts.exhausted
+        """Whether nothing more can be dispatched."""
+        return self._prompts.exhausted and not self._again
 
     def request(self, groups: int) -> None:
-        """Dispatch this many groups now or as soon as there is room."""
-        self._owed += groups
-        batch = self._prompts.take(min(self._owed, self._buffer.room()))
-        if batch:
-            self._buffer.dispatch(batch)
-        self._owed = 0 if self._prompts.exhausted else self._owed - len(batch)
+        """Dispatch this many groups more, now or as soon as it is allowed."""
+        self._fresh += groups
+        self._fresh = max(0, self._fresh - self._dispatch(self._fresh, makes_room=True))
+        self._missing = max(0, self._missing - self._dispatch(self._missing, makes_room=False))
+        if self.exhausted:
+            self._fresh = self._missing = 0
+
+    def replace(self, lost: Sequence[Lost]) -> None:
+        """Dispatch one group for each that was lost, with its own prompt where that is wanted."""
+        self._again.extend(item.prompt for item in lost if item.prompt is not None)
+        self._missing += len(lost)
+        self.request(0)
+
+    def _dispatch(self, wanted: int, *, makes_room: bool) -> int:
+        allowed = self._buffer.may_dispatch(wanted, self._per_step, makes_room=makes_room)
+        again = [self._again.popleft() for _ in range(min(allowed, len(self._again)))]
+        prompts = again + list(self._prompts.take(allowed - len(again)))
+        if prompts:
+            self._missing += self._buffer.dispatch(prompts)
+        return len(prompts)

@@ -12,6 +12,7 @@
     + StarvedError       sampling waited longer than allowed, or can never succeed
     + SyncError          weights were not confirmed on every engine
     + NonFiniteError     a loss or gradient is NaN or infinite
+    + LedgerError        groups were lost or counted twice
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ class SyncError(RunError):
 
 class NonFiniteError(RunError):
     """A loss or gradient is NaN or infinite."""
+
+
+class LedgerError(RunError):
+    """Groups were lost or counted twice."""
 
 
 def carry(error: BaseException, another: BaseException, when: str) -> None:

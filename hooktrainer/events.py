@@ -44,6 +44,10 @@ class Control(Protocol):
         """Emit a signal that the running handler declared; it is delivered when its band ends."""
         ...
 
+    def post(self, event: Event) -> None:
+        """Bring a declared signal from any thread to the loop's; it is sent, in order, before the next event."""
+        ...
+
 
 class StepRecord(Protocol):
     """The record of the event's step, as far as the running handler declared it.
@@ -144,6 +148,12 @@ class IterationEnd(StepEvent):
     """Place in the step, from 0."""
     groups: tuple[int, ...] = ()
     """Staleness of each group that was trained on."""
+    in_flight: tuple[int, ...] = ()
+    """Versions that passed while each of these groups was being generated."""
+    updates_behind: tuple[int, ...] = ()
+    """Updates of the learner that each of these groups is behind: (S - 1) x P + iteration."""
+    spans: tuple[int, ...] = ()
+    """Versions that each trajectory was generated across; 1 is a whole trajectory on one version."""
     evicted: tuple[int, ...] = ()
     """Staleness of each group that was evicted since the last iteration."""
     samples: int = 0

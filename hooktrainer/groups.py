@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 import attrs
 import numpy as np
@@ -61,9 +61,37 @@ class Group:
         return step - self.stamp + 1
 
     @property
+    def in_flight(self) -> int:
+        """Versions that passed while it was being generated: the widest span less 1."""
+        return max((trajectory.span for trajectory in self.trajectories), default=1) - 1
+
+    @property
     def num_tokens(self) -> int:
         """Response tokens over all answers."""
         return sum(len(trajectory.tokens) for trajectory in self.trajectories)
+
+
+FailureReason: TypeAlias = Literal["error", "cancelled", "timeout", "worker_died"]
+"""Why a group could not be generated."""
+
+
+@attrs.frozen(eq=False)
+class Lost:
+    """A group that has to be replaced."""
+
+    prompt: Prompt | None = None
+    """The prompt to dispatch again; a new one if None."""
+
+
+class Ages(TypedDict):
+    """The fields of `IterationEnd` that say how old a batch is."""
+
+    groups: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    updates_behind: tuple[int, ...]
+    spans: tuple[int, ...]
+    evicted: tuple[int, ...]
+    samples: int
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -74,7 +102,15 @@ class Batch:
     evicted: tuple[int, ...] = ()
     """Staleness of each group that was evicted while sampling."""
 
-    @property
-    def num_trajectories(self) -> int:
-        """Answers over all groups."""
-        return sum(len(group.trajectories) for group in self.groups)
+    def ages(self, step: int, iteration: int, updates_per_step: int) -> Ages:
+        """How old the batch is when it is trained in this iteration of a step."""
+        staleness = tuple(group.staleness(step) for group in self.groups)
+        spans = tuple(trajectory.span for group in self.groups for trajectory in group.trajectories)
+        return Ages(
+            groups=staleness,
+            in_flight=tuple(group.in_flight for group in self.groups),
+            updates_behind=tuple((s - 1) * updates_per_step + iteration for s in staleness),
+            spans=spans,
+            evicted=self.evicted,
+            samples=len(spans),
+        )

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import attrs
 
@@ -199,7 +199,7 @@ class Rate(Metric):
         return Rate(self.numerator + later.numerator, self.denominator + later.denominator, nans=self.nans + later.nans)
 
 
-def _histogram(counts: Mapping[object, object]) -> Mapping[float, int]:
+def _histogram(counts: Mapping[Any, Any]) -> Mapping[float, int]:
     histogram = Counter[float]()
     for value, count in counts.items():
         plain = number(count)

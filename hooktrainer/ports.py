@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from hooktrainer.groups import Batch, Group, Prompt, Trajectory
+from hooktrainer.groups import Batch, FailureReason, Group, Lost, Prompt, Trajectory
 from hooktrainer.record import Row
 
 if TYPE_CHECKING:
@@ -15,14 +15,28 @@ if TYPE_CHECKING:
 
 
 class StalenessPolicy(Protocol):
-    """What the buffer asks the staleness plugin; pure functions of numbers."""
+    """What the buffer asks the staleness plugin; pure functions of numbers (`hooktrainer.strategies`)."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether sampling waits for the head of the line."""
+        ...
+
+    @property
+    def requeues(self) -> bool:
+        """Whether the prompt of an evicted group is dispatched again."""
+        ...
 
     def evicts(self, staleness: int) -> bool:
-        """Whether a finished group with this staleness is thrown away instead of trained."""
+        """Whether a finished group is thrown away when it is sampled; if S is, all above are."""
         ...
 
     def waits_for(self, staleness: int) -> bool:
-        """Whether sampling blocks while a pending or running group has this staleness."""
+        """Whether sampling blocks while an unfinished group has this staleness; if S does, all above do."""
+        ...
+
+    def budget(self, *, version: int, trained: int, outstanding: int, per_step: int) -> int | None:
+        """Groups that may be dispatched now; None leaves dispatch to warm-up, iterations and replacements."""
         ...
 
 
@@ -107,31 +121,34 @@ class ReplayBuffer(Protocol):
         """Move the published version; raises if it goes backwards."""
         ...
 
-    def room(self) -> int:
-        """Groups that may still be dispatched within the capacity."""
+    def may_dispatch(self, wanted: int, per_step: int, *, makes_room: bool) -> int:
+        """Groups that may be dispatched now: `wanted`, or what the strategy's budget says, within the capacity.
+
+        With `makes_room`, room that a full buffer would make by throwing groups away counts.
+        """
         ...
 
-    def dispatch(self, prompts: Sequence[Prompt]) -> None:
-        """Stamp prompts and make them pending."""
+    def dispatch(self, prompts: Sequence[Prompt]) -> int:
+        """Stamp prompts and make them pending; returns how many groups were thrown away to make room."""
         ...
 
     def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
         """Take pending groups to generate, oldest first; blocks until there is one; empty once closed."""
         ...
 
-    def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
-        """Hand in the answers of a claimed group; never blocks."""
+    def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
+        """Hand in the answers of a claimed group; never blocks. None or no answer at all is a failure."""
         ...
 
-    def fail(self, group: Group, error: BaseException) -> None:
-        """Say that a claimed group could not be generated; the error leaves the next `sample`."""
+    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
+        """Say that a claimed group could not be generated; it is replaced, or its error leaves `sample`."""
         ...
 
-    def sample(self, size: int, step: int, refill: Callable[[int], None]) -> Batch:
+    def sample(self, size: int, step: int, refill: Callable[[Sequence[Lost]], None]) -> Batch:
         """Take the oldest finished groups, evicting stale ones; blocks until `size` are there or no more can come.
 
-        `refill(n)` is called, without any lock held, to replace `n` groups that were thrown away; with 0 to let an
-        engine without threads work.
+        `refill(lost)` is called, without any lock held, to replace what was lost; also with nothing, to let an engine
+        without threads work and a budget be looked at again.
         """
         ...
 

@@ -1,65 +1,61 @@
 """The replay buffer: groups between dispatch and learning, each in exactly one state.
 
 pending -> running -> finished -> sampled | evicted, or running -> failed. A group moves as a whole. The buffer is
-mechanism; what is too old is for the staleness policy to say. Stamping and moving the version share one lock, and
+mechanism; what is too old is for the staleness strategy to say. Stamping and moving the version share one lock, and
 capacity is reserved at dispatch, so that handing in a finished group never blocks.
 """
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import monotonic
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
-from hooktrainer.errors import RolloutError, StarvedError
-from hooktrainer.groups import Batch, Group, Prompt, Trajectory
-from hooktrainer.metrics import Last, Metric
-from hooktrainer.ports import StalenessPolicy
+from hooktrainer.clock import SystemClock
+from hooktrainer.errors import LedgerError, RolloutError, StarvedError
+from hooktrainer.groups import Batch, FailureReason, Group, Lost, Prompt, Trajectory
+from hooktrainer.ledger import Ledger
+from hooktrainer.limits import Limits
+from hooktrainer.line import Line
+from hooktrainer.losses import DROPPED_AS, Losses
+from hooktrainer.metrics import Counts, Last, Metric, Sum
+from hooktrainer.ports import Clock, StalenessPolicy
+from hooktrainer.strategies import Strategy
 
 _LOG: Final = logging.getLogger("hooktrainer")
 REMINDER_S: Final = 60.0
 """Seconds after which a loop that waits says what it waits for."""
-
-
-class KeepAll:
-    """The policy of a run without a staleness plugin: nothing is too old and nothing is waited for."""
-
-    def evicts(self, staleness: int) -> bool:  # noqa: ARG002 (never evicts)
-        """Never."""
-        return False
-
-    def waits_for(self, staleness: int) -> bool:  # noqa: ARG002 (never waits)
-        """Never."""
-        return False
-
-
-KEEP_ALL: Final = KeepAll()
+REPEATED_DROPS: Final = 3
+"""Drops of one prompt after which it is said that it is not trained."""
 
 
 class GroupBuffer:
     """Thread-safe and group-atomic; engines claim and finish, the loop dispatches and samples."""
 
-    def __init__(self, capacity: int | None = None, timeout_s: float | None = None) -> None:
-        self._capacity = capacity
-        self._timeout_s = timeout_s
-        self._policy: StalenessPolicy = KEEP_ALL
+    def __init__(self, limits: Limits | None = None, *, clock: Clock | None = None, strict: bool = False) -> None:
+        self._limits = limits or Limits()
+        self._clock = clock or SystemClock()
+        self._strict = strict
+        self._policy: StalenessPolicy = Strategy()
         self._version = 0
         self._next_number = 0
-        self._pending: deque[Group] = deque()
-        self._running: dict[int, Group] = {}  # in the order of claiming, which is that of dispatch
-        self._finished: list[tuple[int, int, Group]] = []  # heap by stamp, then dispatch number
-        self._failure: tuple[Group, BaseException] | None = None
+        self._line = Line()
+        self._given_up: set[int] = set()
+        self._losses = Losses(self._limits.max_failed_groups, self._limits.max_lost_groups)
+        self._drops: Counter[str] = Counter()  # by text of the prompt, until it is trained
+        self._counts: Counter[str] = Counter()
+        self._seconds: Counter[float] = Counter()  # of each group, to two digits
         self._closed = False
-        lock = threading.RLock()
-        self._claimable = threading.Condition(lock)
-        self._sampleable = threading.Condition(lock)
-        self._lock = lock
+        self.ledger = Ledger()
+        """The fate of every dispatch; read it on the loop's thread."""
+        self._lock = threading.RLock()
+        self._claimable = threading.Condition(self._lock)
+        self._sampleable = threading.Condition(self._lock)
 
     @property
     def version(self) -> int:
@@ -68,102 +64,133 @@ class GroupBuffer:
             return self._version
 
     def set_policy(self, policy: StalenessPolicy) -> None:
-        """Use this staleness policy from now on."""
+        """Use this staleness strategy from now on."""
         with self._lock:
             self._policy = policy
 
     def advance(self, version: int) -> None:
-        """Move the published version. Raises `ValueError` if it goes backwards."""
+        """Move the published version. Raises `ValueError` if it goes backwards, `LedgerError` if strict and off."""
         with self._lock:
             if version < self._version:
                 raise ValueError(f"the version cannot go backwards, from {self._version} to {version}")
             self._version = version
+            self.ledger.move(version)
+            if self._strict and (self.ledger.imbalance or self.ledger.outstanding != len(self._line)):
+                raise LedgerError(
+                    f"at version {version} the ledger is off by {self.ledger.imbalance}, with "
+                    f"{self.ledger.outstanding} groups outstanding in it and {len(self._line)} in the buffer"
+                )
             self._sampleable.notify_all()
 
-    def room(self) -> int:
-        """Groups that may still be dispatched within the capacity."""
+    def may_dispatch(self, wanted: int, per_step: int, *, makes_room: bool = False) -> int:
+        """Groups that may be dispatched now: `wanted`, or what the strategy's budget says, within the capacity."""
         with self._lock:
-            outstanding = len(self._pending) + len(self._running) + len(self._finished)
-            return 2**31 if self._capacity is None else max(0, self._capacity - outstanding)
+            ledger = self.ledger
+            budget = self._policy.budget(
+                version=self._version,
+                trained=ledger.sampled.groups,
+                outstanding=ledger.outstanding,
+                per_step=per_step,
+            )
+            allowed = wanted if budget is None else max(0, budget)
+            if self._limits.capacity is None:
+                return allowed
+            room = self._limits.capacity - len(self._line)
+            if makes_room and self._limits.when_full == "evict":
+                room += self._line.num_finished
+            return min(allowed, room)
 
-    def dispatch(self, prompts: Sequence[Prompt]) -> None:
-        """Stamp prompts and make them pending. Raises `ValueError` beyond the capacity."""
+    def dispatch(self, prompts: Sequence[Prompt]) -> int:
+        """Stamp prompts and make them pending; returns how many of the stalest finished groups had to make room.
+
+        Raises `ValueError` beyond the capacity.
+        """
         with self._lock:
-            if len(prompts) > self.room():
-                raise ValueError(f"{len(prompts)} groups were dispatched into a buffer with room for {self.room()}")
+            thrown_away = self._make_room(len(prompts))
             for prompt in prompts:
-                self._pending.append(Group(number=self._next_number, stamp=self._version + 1, prompt=prompt))
+                group = Group(number=self._next_number, stamp=self._version + 1, prompt=prompt)
+                self._line.append(group)
+                self.ledger.open(group)
                 self._next_number += 1
             self._claimable.notify_all()
+            return thrown_away
 
     def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
         """Take up to `limit` pending groups to generate, oldest first; blocks until there is one; empty once closed."""
         with self._lock:
             if block:
-                self._claimable.wait_for(lambda: self._pending or self._closed)
-            if self._closed:
-                return ()
-            claimed = [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
-            self._running.update({group.number: group for group in claimed})
-            return claimed
+                self._claimable.wait_for(lambda: self._line.num_pending or self._closed)
+            return () if self._closed else self._line.claim(limit, self._clock.now())
 
-    def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
-        """Hand in the answers of a claimed group; never blocks."""
+    def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
+        """Hand in the answers of a claimed group; never blocks. None or no answer at all is a failure."""
+        if not trajectories:
+            self.fail(group, RolloutError(f"the engine handed in {trajectories!r} instead of answers"))
+            return
         with self._lock:
-            self._let_go(group)
-            if not trajectories:
-                self._failure = self._failure or (group, RolloutError("the engine handed in a group without an answer"))
-            else:
+            if self._still_runs(group):
                 whole = attrs.evolve(group, trajectories=tuple(trajectories))
-                heapq.heappush(self._finished, (whole.stamp, whole.number, whole))
-            self._sampleable.notify_all()
+                seconds = self._clock.now() - self._line.finish(whole)
+                self._seconds[float(f"{seconds:.2g}")] += 1
+                self.ledger.finish(whole)
+                self._sampleable.notify_all()
 
-    def fail(self, group: Group, error: BaseException) -> None:
-        """Say that a claimed group could not be generated; the first error leaves the next `sample`."""
+    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
+        """Say that a claimed group could not be generated; over the budget for that, the error leaves `sample`."""
         with self._lock:
-            self._let_go(group)
-            self._failure = self._failure or (group, error)
-            self._sampleable.notify_all()
+            if self._still_runs(group):
+                self._line.remove(group)
+                self.ledger.drop(group, DROPPED_AS[reason])
+                self._losses.add(group, error, reason)
+                self._sampleable.notify_all()
 
-    def sample(self, size: int, step: int, refill: Callable[[int], None]) -> Batch:
+    def sample(self, size: int, step: int, refill: Callable[[Sequence[Lost]], None]) -> Batch:
         """Take the `size` oldest finished groups, by stamp and then dispatch number.
 
-        Stale ones are evicted first and replaced through `refill`, which is called without the lock. Blocks until
-        enough are there; gives fewer once nothing is pending or running and `refill` brings nothing. Raises
-        `RolloutError` from the error of a failed group, and `StarvedError` after `timeout_s`.
+        Stale ones are evicted first. `refill` is called without the lock, to replace what was lost and to let an engine
+        without threads work. Blocks until enough are there; gives fewer once nothing is pending or running and `refill`
+        brings nothing. Raises `RolloutError` from the error of a failed group, and `StarvedError` after the time limit.
         """
         evicted: list[int] = []
-        deadline = None if self._timeout_s is None else monotonic() + self._timeout_s
-        lost = 0
+        limit = self._limits.sample_timeout_s
+        deadline = None if limit is None else self._clock.now() + limit
+        lost: list[Lost] = []
         while True:
             refill(lost)
             with self._lock:
                 self._raise_failure()
+                self._give_up_late()
                 stale = self._evict(step)
-                lost = len(stale)
-                evicted += stale
-                left = None if deadline is None else deadline - monotonic()
+                evicted += [group.staleness(step) for group in stale]
+                lost = [self._replacement(group) for group in stale] + self._losses.take()
                 if not lost and (groups := self._take(size, step)) is not None:
                     return Batch(groups=groups, evicted=tuple(evicted))
-                if left is not None and left <= 0:
-                    text = self._waiting_for(size, step, evicted)
-                    raise StarvedError(f"starved for {self._timeout_s:g} s: {text}")
-                if not lost and not self._sampleable.wait(REMINDER_S if left is None else min(left, REMINDER_S)):
+                if deadline is not None and self._clock.now() >= deadline:
+                    raise StarvedError(f"starved for {limit:g} s: {self._waiting_for(size, step, evicted)}")
+                if not lost and not self._wait(self._patience(deadline)):
                     _LOG.warning("still waiting: %s", self._waiting_for(size, step, evicted))
 
     def trainable(self, step: int) -> bool:
-        """Whether a group is left that the policy would not evict in `step`."""
+        """Whether a group is left that the strategy would not evict in `step`: the newest one, if any."""
         with self._lock:
-            newest_first = (*reversed(self._pending), *reversed(self._running.values()), *self._finished_groups())
-            return any(not self._policy.evicts(group.staleness(step)) for group in newest_first)
+            newest = self._line.newest
+            return newest is not None and not self._policy.evicts(newest.staleness(step))
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        """How many groups are in each state now."""
+        """How many groups are in each state now, what was lost since the last call, and the totals of the ledger."""
         with self._lock:
+            counts, self._counts = self._counts, Counter()
+            seconds, self._seconds = self._seconds, Counter()
             return {
-                "replay/pending": Last(len(self._pending)),
-                "replay/running": Last(len(self._running)),
-                "replay/finished": Last(len(self._finished)),
+                "replay/pending": Last(self._line.num_pending),
+                "replay/running": Last(self._line.num_running),
+                "replay/finished": Last(self._line.num_finished),
+                "replay/evicted_capacity": Sum(counts["evicted_capacity"]),
+                "replay/handed_in_late": Sum(counts["late"]),
+                "replay/dropped_repeatedly": Sum(counts["repeated"]),
+                "timing_s/group": Counts(seconds),
+                **self._losses.metrics(),
+                **self.ledger.metrics(),
             }
 
     def close(self) -> None:
@@ -173,43 +200,92 @@ class GroupBuffer:
             self._claimable.notify_all()
             self._sampleable.notify_all()
 
-    def _let_go(self, group: Group) -> None:
-        if self._running.pop(group.number, None) is None:
+    def _wait(self, seconds: float) -> bool:
+        """Wait for a change, with the lock let go meanwhile; False if there was none in time."""
+        return self._sampleable.wait(seconds)
+
+    def _patience(self, deadline: float | None) -> float:
+        """Seconds until something is due: a time limit, or a reminder."""
+        first, limit = self._line.first_claim(), self._limits.group_timeout_s
+        moments = [deadline, None if first is None or limit is None else first + limit]
+        return max(0.0, min([REMINDER_S, *(moment - self._clock.now() for moment in moments if moment is not None)]))
+
+    def _still_runs(self, group: Group) -> bool:
+        """Whether a group that is handed in is wanted; one that was given up before is only counted."""
+        if self._line.runs(group):
+            return True
+        if group.number not in self._given_up:
             raise ValueError(f"group {group.number} is not running: it was never claimed, or was handed in before")
+        self._given_up.remove(group.number)
+        self._counts["late"] += 1
+        return False
+
+    def _give_up_late(self) -> None:
+        limit = self._limits.group_timeout_s
+        for group in [] if limit is None else self._line.claimed_until(self._clock.now() - limit):
+            error = RolloutError(f"group {group.number} ran longer than replay.group_timeout_s = {limit:g}")
+            self.fail(group, error, "timeout")
+            self._given_up.add(group.number)
+
+    def _make_room(self, wanted: int) -> int:
+        if self._limits.capacity is None:
+            return 0
+        missing = len(self._line) + wanted - self._limits.capacity
+        stalest = list(itertools.islice(self._line.finished(), max(0, missing)))
+        if missing > 0 and (self._limits.when_full == "block" or len(stalest) < missing):
+            room = wanted - missing
+            raise ValueError(f"{wanted} groups were dispatched into a buffer with room for {room}")
+        for group in stalest:
+            self._line.remove(group)
+            self.ledger.drop(group, "capacity")
+            self._counts["evicted_capacity"] += 1
+            _LOG.warning("the buffer is full: group %d, stamped %d, is thrown away", group.number, group.stamp)
+        return len(stalest)
+
+    def _evict(self, step: int) -> list[Group]:
+        stale = list(
+            itertools.takewhile(lambda group: self._policy.evicts(group.staleness(step)), self._line.finished())
+        )
+        for group in stale:
+            self._line.remove(group)
+            self.ledger.drop(group, "stale")
+        return stale
+
+    def _replacement(self, group: Group) -> Lost:
+        """What takes the place of a stale group; says so if one prompt is thrown away again and again."""
+        text = group.prompt.text
+        self._drops[text] += 1
+        if self._drops[text] == REPEATED_DROPS:
+            self._counts["repeated"] += 1
+            _LOG.warning(
+                "prompt %r was too old %d times and is not trained; its answers take longer", text, REPEATED_DROPS
+            )
+        return Lost(group.prompt if self._policy.requeues else None)
+
+    def _take(self, size: int, step: int) -> tuple[Group, ...] | None:
+        """The next batch, or None while it must be waited for."""
+        unfinished = self._line.oldest_unfinished()
+        if any(self._policy.waits_for(group.staleness(step)) for group in unfinished):
+            return None
+        groups = tuple(itertools.islice(self._line.finished(in_order=self._policy.in_order), size))
+        if len(groups) < size and unfinished:
+            return None
+        for group in groups:
+            self._line.remove(group)
+            self.ledger.sample(group)
+            self._drops.pop(group.prompt.text, None)
+        return groups
 
     def _raise_failure(self) -> None:
         if self._closed:
             raise RolloutError("the replay buffer was closed while the loop was sampling")
-        if self._failure is not None:
-            group, error = self._failure
-            raise RolloutError(f"group {group.number} ({group.prompt.text!r}) could not be generated") from error
-
-    def _evict(self, step: int) -> list[int]:
-        stale = []
-        while self._finished and self._policy.evicts(self._finished[0][2].staleness(step)):
-            stale.append(heapq.heappop(self._finished)[2].staleness(step))
-        return stale
-
-    def _take(self, size: int, step: int) -> tuple[Group, ...] | None:
-        """The next batch, or None while it must be waited for."""
-        oldest = (next(iter(self._running.values()), None), self._pending[0] if self._pending else None)
-        unfinished = [group for group in oldest if group is not None]
-        if any(self._policy.waits_for(group.staleness(step)) for group in unfinished):
-            return None
-        if len(self._finished) < size and unfinished:
-            return None
-        return tuple(heapq.heappop(self._finished)[2] for _ in range(min(size, len(self._finished))))
-
-    def _finished_groups(self) -> Iterable[Group]:
-        return (group for _, _, group in reversed(self._finished))
+        self._losses.raise_if_fatal()
 
     def _waiting_for(self, size: int, step: int, evicted: Sequence[int]) -> str:
-        in_flight = [*self._running.values(), *self._pending]
-        oldest = max((group.staleness(step) for group in in_flight), default=None)
+        oldest = max((group.staleness(step) for group in self._line.oldest_unfinished()), default=None)
         waiting = f", the oldest with S={oldest}" if oldest is not None else ""
         smallest = f", smallest S={min(evicted)}" if evicted else ""
         return (
-            f"{len(self._finished)} of {size} groups sampleable in step {step}, "
-            f"{len(evicted)} evicted{smallest}, policy {self._policy!r}; "
-            f"{len(self._running)} running and {len(self._pending)} pending{waiting}"
+            f"{self._line.num_finished} of {size} groups sampleable in step {step}, {len(evicted)} evicted{smallest}, "
+            f"strategy {self._policy!r}; {self._line.num_running} running, {self._line.num_pending} pending{waiting}"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import attrs
@@ -22,7 +23,7 @@ from hooktrainer.events import (
     StepStart,
     WeightsSynced,
 )
-from hooktrainer.groups import Batch
+from hooktrainer.groups import Batch, Lost
 from hooktrainer.hooks import Entry
 from hooktrainer.host import joined, to_host
 from hooktrainer.metrics import Last, Sum
@@ -51,7 +52,7 @@ class Trainer:
         self.bus.guard(WeightsSynced, self._confirm)
         self.ports = ports
         self._config = config
-        self._dispatcher = Dispatcher(ports.prompts, ports.buffer)
+        self._dispatcher = Dispatcher(ports.prompts, ports.buffer, per_step=config.train_batch_size)
         self._step = 0
         self._complete = 0  # the last step whose weights are confirmed
         self._unreported: Record | None = None
@@ -84,11 +85,12 @@ class Trainer:
             self.ports.engine.start(self.ports.buffer)
             self._dispatcher.request(self._config.num_warmup_batches * self._config.ppo_mini_batch_size)
         while True:
-            if self._complete == self._config.total_steps:
-                return "completed", f"all {self._complete} steps are done"
+            done = self._complete
+            if done == self._config.total_steps:
+                return "completed", f"all {done} steps are done"
             if self.bus.control.reason is not None:
                 return "stopped", self.bus.control.reason
-            if self._data_ended(self._complete + 1) or not self._run_step(self._complete + 1):
+            if self._data_ended(done + 1) or not self._run_step(done + 1):
                 return "completed", "the data has ended"
 
     def _run_step(self, step: int) -> bool:
@@ -148,20 +150,13 @@ class Trainer:
             "training/global_step": Last(step),
         }
         metrics = joined(learned, ports.engine.take_metrics(), ports.buffer.take_metrics(), timing)
-        end = IterationEnd(
-            step=step,
-            version=version,
-            iteration=iteration,
-            groups=tuple(group.staleness(step) for group in batch.groups),
-            evicted=batch.evicted,
-            samples=batch.num_trajectories,
-            metrics=metrics,
-        )
+        ages = batch.ages(step, iteration, self._config.parameter_sync_step)
+        end = IterationEnd(step=step, version=version, iteration=iteration, metrics=metrics, **ages)
         self.bus.emit(end, record)
         return batch
 
-    def _refill(self, groups: int) -> None:
-        self._dispatcher.request(groups)
+    def _refill(self, lost: Sequence[Lost]) -> None:
+        self._dispatcher.replace(lost)
         self.ports.engine.pump()
 
     def _data_ended(self, next_step: int) -> bool:
@@ -188,7 +183,7 @@ class Trainer:
         summary = MappingProxyType({"steps": float(step), "seconds": seconds, **self.bus.times.summary()})
         event = FitEnd(status=status, reason=reason, step=step, version=version, summary=summary)
         # Each of these runs whatever becomes of the others; the first error of the run is the one that leaves `fit`.
-        for close in (lambda: self.bus.emit(event, record), self.ports.buffer.close, self.ports.engine.close):
+        for close in (partial(self.bus.emit, event, record), self.ports.buffer.close, self.ports.engine.close):
             try:
                 close()
             except BaseException as error:  # noqa: BLE001 (raised below)

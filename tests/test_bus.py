@@ -258,6 +258,42 @@ class TestControl:
         with pytest.raises(BusError, match=r"calls.handle .* emitted step_start without declaring it"):
             bus.emit(step_end())
 
+    def test_what_other_threads_post_is_sent_in_order_before_the_next_event(self) -> None:
+        @attrs.frozen(kw_only=True)
+        class Arrived(Event):
+            number: int
+
+        log: list[object] = []
+
+        @attrs.define
+        class Mailbox(Plugin):
+            @on(FitStart, emits=[Arrived])
+            def start(self, event: FitStart) -> None:
+                def work() -> None:
+                    for number in range(3):
+                        event.control.post(Arrived(number=number))
+
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+                log.append("start")
+
+            @on(Arrived)
+            def arrived(self, event: Arrived) -> None:
+                log.append((event.number, threading.current_thread() is threading.main_thread()))
+
+            @on(StepStart)
+            def step(self, event: StepStart) -> None:
+                log.append("step")
+
+        bus = Bus.compose([Mailbox()])
+        bus.emit(FitStart())
+        bus.emit(StepStart(step=1, version=0))
+
+        assert log == ["start", (0, True), (1, True), (2, True), "step"]
+        with pytest.raises(BusError, match="step_start was posted, but no handler declares it"):
+            bus.post(StepStart(step=1, version=0))
+
     def test_a_guarded_signal_is_checked_at_once_and_owed(self) -> None:
         seen: list[str] = []
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hooktrainer.cli import main
+from hooktrainer.config.registry import KINDS, known
 from hooktrainer.errors import ConfigError, StarvedError
-from hooktrainer.registry import GROUPS, known
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -89,9 +89,9 @@ def test_no_plugins_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> No
 def test_plugins_lists_every_name_with_options_defaults_and_docs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
     out = capsys.readouterr().out
-    for group in GROUPS:
-        assert f"{group}\n" in out
-        assert all(f"  {name}: " in out for name in known(group))
+    for kind in KINDS:
+        assert f"{kind}\n" in out
+        assert all(f"  {name}: " in out for name in known(kind))
     assert "cannot be used" not in out
     assert "      size: int = 256\n          Held-out prompts" in out
 

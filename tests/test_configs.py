@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hooktrainer import build_trainer, load_config
-from hooktrainer.parts import build_parts
+from hooktrainer.config import build_parts
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*.yaml")])

@@ -87,3 +87,36 @@ def test_without_parts_nothing_is_derived_and_reported_values_stay() -> None:
 def test_nan_and_histograms_as_parts_are_no_exception() -> None:
     assert math.isnan(derive({"global_seqlen/max": math.nan, "global_seqlen/min": 0.0})["global_seqlen/minmax_diff"])
     assert derive({"timing_s/step": {1.0: 2}}) == {}
+
+
+def test_the_seconds_of_the_learner_are_shared_out() -> None:
+    row = {
+        "timing_s/step": 10.0,
+        "timing_s/update_actor": 5.0,
+        "timing_s/gen": 2.0,
+        "timing_s/weight_sync": 1.0,
+        "timing_s/testing": 1.0,
+    }
+
+    shares = {key: value for key, value in derive(row).items() if key.startswith("perf/goodput/learner/")}
+
+    assert shares == pytest.approx(
+        {
+            "perf/goodput/learner/training": 0.5,
+            "perf/goodput/learner/waiting_for_groups": 0.2,
+            "perf/goodput/learner/syncing": 0.1,
+            "perf/goodput/learner/validating": 0.1,
+            "perf/goodput/learner/other": 0.1,
+        }
+    )
+
+
+def test_the_share_of_tokens_thrown_away_counts_every_reason() -> None:
+    row = {
+        "ledger/tokens/generated": 200.0,
+        "ledger/tokens/dropped/stale": 30.0,
+        "ledger/tokens/dropped/capacity": 20.0,
+    }
+
+    assert derive(row)["perf/goodput/engine/wasted"] == 0.25
+    assert derive({"ledger/tokens/generated": 0.0})["perf/goodput/engine/wasted"] is None

@@ -15,7 +15,8 @@ import torch
 
 from hooktrainer import build_trainer, load_config
 from hooktrainer.cli import main
-from hooktrainer.errors import NonFiniteError
+from hooktrainer.config import ConfigWarning
+from hooktrainer.errors import NonFiniteError, PlanError
 
 SMALL = """
 task: {use: sort_digits, digits: 3}
@@ -129,6 +130,28 @@ def test_a_wrong_config_exits_2_says_why_and_leaves_no_run_behind(bad: str, caps
     assert not Path("runs").exists()
 
 
+def test_a_run_that_nobody_syncs_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hooktrainer.compose._ports", lambda *_: pytest.fail("something was built"))
+
+    with pytest.warns(ConfigWarning):
+        config = load_config("inline.yaml", overrides=["plugins=[]"])
+    with pytest.raises(PlanError, match="exactly one handler that syncs"):
+        build_trainer(config)
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_both_commands_show_the_faults_of_all_phases(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    faults = ["task.digts=4", "trainer.train_batch_size=9", "plugins.validation.evry=3", "plugins.0.priority={a: 300}"]
+
+    assert main([command, "inline.yaml", *faults]) == 2
+
+    heading, *lines = capsys.readouterr().err.splitlines()
+    assert heading == "4 faults in inline.yaml:"
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "task.digts", "trainer.train_batch_size", "plugins[0].priority.a", "plugins[3].evry"
+    ]  # fmt: skip
+
+
 def test_a_place_that_cannot_be_written_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("")
 
@@ -195,7 +218,7 @@ def test_an_error_in_a_plugin_keeps_its_traceback_and_names_the_plugin(capsys: p
 
 
 def test_ctrl_c_exits_130_with_whole_rows_and_no_thread_left() -> None:
-    command = [sys.executable, "-u", "-m", "hooktrainer", "fit", "thread.yaml", "trainer.total_steps=null"]
+    command = [sys.executable, "-u", "-m", "hooktrainer", "fit", "thread.yaml", "trainer.total_steps=1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None
     for line in process.stdout:

@@ -6,8 +6,9 @@ import pytest
 
 from hooktrainer.config import config_from_mapping
 from hooktrainer.events import FitStart, IterationEnd, StepEnd
+from hooktrainer.strategies import Drop, Pace, Requeue, Wait
 from hooktrainer.testing import FakeBuffer, FakeBus, check_plugin
-from hooktrainer_plugins.staleness import Drop, Staleness, Wait
+from hooktrainer_plugins.staleness import Staleness
 
 
 def test_it_keeps_the_contract() -> None:
@@ -15,7 +16,7 @@ def test_it_keeps_the_contract() -> None:
 
 
 def test_it_hands_its_policy_to_the_buffer() -> None:
-    for strategy, policy in (("drop", Drop(3)), ("wait", Wait(3))):
+    for strategy, policy in (("drop", Drop(3)), ("wait", Wait(3)), ("requeue", Requeue(3)), ("pace", Pace(3))):
         buffer = FakeBuffer()
         staleness = Staleness(max_off_policy_threshold=3, max_off_policy_strategy=strategy, buffer=buffer)
         FakeBus(staleness, provides=["metrics.row", "iteration.metrics"]).fire(FitStart)

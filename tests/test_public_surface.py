@@ -11,7 +11,7 @@ import pytest
 import hooktrainer
 
 
-@pytest.mark.parametrize("module", ["hooktrainer", "hooktrainer.testing"])
+@pytest.mark.parametrize("module", ["hooktrainer", "hooktrainer.config", "hooktrainer.testing"])
 def test_all_is_sorted_complete_and_importable(module: str) -> None:
     found = importlib.import_module(module)
 

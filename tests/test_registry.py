@@ -6,18 +6,18 @@ from pathlib import Path
 
 import attrs
 import pytest
+import yaml
 
 from hooktrainer import Plugin
-from hooktrainer.config import config_from_mapping, load_config
+from hooktrainer.config import build_parts, config_from_mapping, load_config
+from hooktrainer.config.registry import KINDS, known, resolve
 from hooktrainer.errors import ConfigError
-from hooktrainer.parts import build_entries
-from hooktrainer.registry import GROUPS, known, resolve
 
 RUN = """
 task: sort_digits
 model: decoder
 rollout: inline
-trainer: {train_batch_size: 8, ppo_mini_batch_size: 8}
+trainer: {total_steps: 1, train_batch_size: 8, ppo_mini_batch_size: 8}
 """
 PLUGIN = """
 from __future__ import annotations
@@ -63,17 +63,17 @@ def write(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
             del sys.modules[name]
 
 
-def refusal(use: str, group: str = "plugins") -> str:
+def refusal(use: str, kind: str = "plugins") -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(group, use)  # type: ignore[arg-type]
+        resolve(kind, use)  # type: ignore[arg-type]
     return str(caught.value)
 
 
 def test_every_registered_name_leads_to_a_class_that_can_be_used() -> None:
-    for group in GROUPS:
-        assert known(group)
-        for name, registered in known(group).items():
-            assert resolve(group, name).__qualname__ == registered.target.rpartition(":")[2]
+    for kind in KINDS:
+        assert known(kind)
+        for name, registered in known(kind).items():
+            assert resolve(kind, name).__qualname__ == registered.target.rpartition(":")[2]
 
 
 def test_registered_names_are_sorted_and_say_who_registers_them() -> None:
@@ -112,12 +112,8 @@ def test_what_a_module_raised_is_the_cause_of_the_error(write: Callable[[str, st
     with pytest.raises(ConfigError, match=r"raises\.py failed: KeyError: 'k' \(.*raises\.py, line 5\)$") as caught:
         resolve("plugins", f"{path}:Mine")
     assert isinstance(caught.value.__cause__, KeyError)
-    config = config_from_mapping(
-        {"task": "a", "model": "b", "rollout": "c", "trainer": {"train_batch_size": 1, "ppo_mini_batch_size": 1}}
-        | {"plugins": ["weight_sync", f"{path}:Mine"]}
-    )
     with pytest.raises(ConfigError, match=r"^plugins\[1\]: importing ") as caught:
-        build_entries(config)
+        config_from_mapping(yaml.safe_load(RUN) | {"plugins": ["weight_sync", f"{path}:Mine"]})
     assert isinstance(caught.value.__cause__, KeyError)
     assert not [name for name in sys.modules if name.startswith("hooktrainer_file_raises")]
 
@@ -152,7 +148,7 @@ def test_a_file_beside_the_yaml_is_found_from_any_directory(
     for paths, folder, every in (((first,), "a", 4), ((Path("a/run.yaml"), second), "b", 3)):
         config = load_config(*paths)
         assert config.plugins[0].use == f"{tmp_path / folder / 'mine.py'}:Mine"
-        (entry,) = build_entries(config)
+        (entry,) = build_parts(config).plan.entries
         assert (entry.name, entry.plugin.every) == ("mine", every)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 
 import attrs
 import numpy as np
@@ -13,10 +15,11 @@ from hypothesis import strategies as st
 
 from hooktrainer.dispatch import Dispatcher
 from hooktrainer.errors import RolloutError, StarvedError
-from hooktrainer.groups import Group, Prompt, Trajectory
+from hooktrainer.groups import Group, Lost, Prompt, Trajectory
+from hooktrainer.limits import Limits
 from hooktrainer.replay import GroupBuffer
-from hooktrainer.testing import FakeEngine, FakePrompts
-from hooktrainer_plugins.staleness import Drop, Wait
+from hooktrainer.strategies import Drop, Pace, Requeue, Wait
+from hooktrainer.testing import FakeEngine, FakePrompts, ManualClock
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -24,10 +27,12 @@ def prompts(count: int) -> list[Prompt]:
 
 
 def answer() -> Trajectory:
-    return Trajectory(tokens=np.zeros(1, np.int64), logprobs=np.zeros(1, np.float32), score=1.0, versions=np.zeros(1, np.int64))
+    return Trajectory(
+        tokens=np.zeros(1, np.int64), logprobs=np.zeros(1, np.float32), score=1.0, versions=np.zeros(1, np.int64)
+    )
 
 
-def nothing_more(_: int) -> None: ...
+def nothing_more(_: Sequence[Lost]) -> None: ...
 
 
 def finished(buffer: GroupBuffer, stamps: Sequence[int]) -> None:
@@ -68,9 +73,9 @@ class TestStaleness:
         buffer.advance(4)
         asked: list[int] = []
 
-        def refill(lost: int) -> None:
-            asked.append(lost)
-            finished(buffer, [5] * lost)
+        def refill(lost: Sequence[Lost]) -> None:
+            asked.append(len(lost))
+            finished(buffer, [5] * len(lost))
 
         batch = buffer.sample(2, 5, refill)
 
@@ -139,7 +144,7 @@ class TestSampling:
         assert sizes == [2]
 
     def test_waiting_longer_than_allowed_says_what_it_waited_for(self) -> None:
-        buffer = GroupBuffer(timeout_s=0.01)
+        buffer = GroupBuffer(Limits(sample_timeout_s=0.01))
         buffer.set_policy(Drop(1))
         buffer.dispatch(prompts(1))
         buffer.claim(1)
@@ -149,15 +154,19 @@ class TestSampling:
             buffer.sample(1, 3, nothing_more)
 
         text = str(caught.value)
-        assert "0 of 1 groups sampleable in step 3, 1 evicted, smallest S=2, policy Drop(threshold=1)" in text
-        assert "1 running and 0 pending, the oldest with S=3" in text
+        assert (
+            "0 of 1 groups sampleable in step 3, 1 evicted, smallest S=2, strategy Drop(threshold=1, in_order=False)"
+            in text
+        )
+        assert "1 running, 0 pending, the oldest with S=3" in text
 
     def test_a_rollout_that_is_always_too_old_does_not_spin_for_ever(self) -> None:
-        buffer = GroupBuffer(timeout_s=0.01)
+        buffer = GroupBuffer(Limits(sample_timeout_s=0.01))
         buffer.set_policy(Drop(1))
 
         with pytest.raises(
-            StarvedError, match=r"starved for 0.01 s: 0 of 1 .* evicted, smallest S=2, policy Drop\(threshold=1\)"
+            StarvedError,
+            match=r"starved for 0.01 s: 0 of 1 .* evicted, smallest S=2, strategy Drop\(threshold=1, in_order=False\)",
         ):
             buffer.sample(1, 2, lambda lost: finished(buffer, [1]))
 
@@ -191,21 +200,24 @@ class TestStates:
         buffer.fail(first, error)
         buffer.fail(second, KeyError("later"))
 
-        with pytest.raises(RolloutError, match="group 0 .* could not be generated") as caught:
+        with pytest.raises(
+            RolloutError, match=r"group 0 .* could not be generated \(error\), and .*max_failed_groups = 0"
+        ) as caught:
             buffer.sample(1, 1, nothing_more)
 
         assert caught.value.__cause__ is error
 
-    def test_a_group_without_an_answer_is_a_failure(self) -> None:
+    @pytest.mark.parametrize("handed_in", [None, []])
+    def test_a_group_without_an_answer_is_a_failure(self, handed_in: list[Trajectory] | None) -> None:
         buffer = GroupBuffer()
         buffer.dispatch(prompts(1))
         (group,) = buffer.claim(1)
-        buffer.finish(group, [])
+        buffer.finish(group, handed_in)
 
         with pytest.raises(RolloutError) as caught:
             buffer.sample(1, 1, nothing_more)
 
-        assert "without an answer" in str(caught.value.__cause__)
+        assert f"handed in {handed_in!r} instead of answers" in str(caught.value.__cause__)
 
     def test_a_group_is_handed_in_once(self) -> None:
         buffer = GroupBuffer()
@@ -233,7 +245,7 @@ class TestStates:
 
         counts = {key: metric.value for key, metric in buffer.take_metrics().items()}
 
-        assert counts == {"replay/pending": 3, "replay/running": 1, "replay/finished": 2}
+        assert [counts[f"replay/{state}"] for state in ("pending", "running", "finished")] == [3, 1, 2]
 
     @pytest.mark.parametrize("state", ["pending", "running", "finished"])
     def test_what_could_be_trained_next_is_known_in_every_state(self, state: str) -> None:
@@ -250,39 +262,247 @@ class TestStates:
 
 class TestDispatch:
     def test_what_exceeds_the_capacity_is_owed(self) -> None:
-        buffer = GroupBuffer(capacity=3)
-        dispatcher = Dispatcher(FakePrompts(), buffer)
+        buffer = GroupBuffer(Limits(capacity=3))
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
 
         dispatcher.request(5)
-        assert (len(buffer.claim(9)), buffer.room()) == (3, 0)
+        assert (len(buffer.claim(9)), buffer.may_dispatch(9, 1)) == (3, 0)
         with pytest.raises(ValueError, match="1 groups were dispatched into a buffer with room for 0"):
             buffer.dispatch(prompts(1))
 
         dispatcher.request(0)
-        assert buffer.claim(9, block=False) == []
+        assert list(buffer.claim(9, block=False)) == []
 
     def test_room_that_comes_back_is_used_for_what_is_owed(self) -> None:
-        buffer = GroupBuffer(capacity=2)
-        dispatcher = Dispatcher(FakePrompts(), buffer)
+        buffer = GroupBuffer(Limits(capacity=2))
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
         engine = FakeEngine()
         engine.start(buffer)
         dispatcher.request(6)
         seen: list[int] = []
 
         for _ in range(3):
-            batch = buffer.sample(2, 1, lambda lost: [dispatcher.request(lost), engine.pump()])
+            batch = buffer.sample(2, 1, lambda lost: [dispatcher.replace(lost), engine.pump()])
             seen += [group.number for group in batch.groups]
 
         assert seen == list(range(6))
 
     def test_nothing_is_owed_once_the_data_has_ended(self) -> None:
         buffer = GroupBuffer()
-        dispatcher = Dispatcher(FakePrompts(3), buffer)
+        dispatcher = Dispatcher(FakePrompts(3), buffer, per_step=1)
 
         dispatcher.request(5)
 
         assert dispatcher.exhausted
         assert len(buffer.claim(9)) == 3
+
+
+class TestFailures:
+    def test_a_cancelled_group_is_replaced_at_once(self) -> None:
+        buffer = GroupBuffer()
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher.request(1)
+        (cancelled,) = buffer.claim(1)
+        buffer.fail(cancelled, CancelledError(), "cancelled")
+
+        def refill(lost: Sequence[Lost]) -> None:
+            dispatcher.replace(lost)
+            for group in buffer.claim(9, block=False):
+                buffer.finish(group, [answer()])
+
+        batch = buffer.sample(1, 1, refill)
+
+        assert [group.number for group in batch.groups] == [1]
+        assert buffer.ledger.dropped["cancelled"].groups == 1
+
+    def test_a_group_that_never_returns_is_given_up_and_named_and_what_it_hands_in_later_is_counted(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        clock = ManualClock()
+        buffer = GroupBuffer(Limits(group_timeout_s=30), clock=clock)
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher.request(1)
+        (slow,) = buffer.claim(1)
+        clock.advance(31)
+
+        def refill(lost: Sequence[Lost]) -> None:
+            dispatcher.replace(lost)
+            for group in buffer.claim(9, block=False):
+                buffer.finish(group, [answer()])
+
+        assert [group.number for group in buffer.sample(1, 1, refill).groups] == [1]
+        buffer.finish(slow, [answer()])
+        with pytest.raises(ValueError, match="group 0 is not running"):
+            buffer.finish(slow, [answer()])
+
+        assert "group 0 ('0') could not be generated (timeout) and is replaced" in caplog.text
+        assert "group_timeout_s = 30" in caplog.text
+        assert buffer.take_metrics()["replay/handed_in_late"].value == 1
+
+    def test_a_dead_worker_has_its_prompt_dispatched_again_as_a_new_entry(self) -> None:
+        buffer = GroupBuffer()
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher.request(1)
+        (lost_group,) = buffer.claim(1)
+        buffer.fail(lost_group, RuntimeError("killed"), "worker_died")
+
+        def refill(lost: Sequence[Lost]) -> None:
+            dispatcher.replace(lost)
+            for group in buffer.claim(9, block=False):
+                buffer.finish(group, [answer()])
+
+        (group,) = buffer.sample(1, 1, refill).groups
+
+        assert (group.number, group.prompt) == (1, lost_group.prompt)
+        assert buffer.ledger.dispatched == 2
+
+    def test_too_many_lost_groups_end_the_run(self) -> None:
+        buffer = GroupBuffer(Limits(max_lost_groups=1))
+        buffer.dispatch(prompts(2))
+        for group in buffer.claim(2):
+            buffer.fail(group, CancelledError(), "cancelled")
+
+        with pytest.raises(RolloutError, match=r"group 1 .* \(cancelled\), and replay.max_lost_groups = 1 is spent"):
+            buffer.sample(1, 1, nothing_more)
+
+
+class TestRequeue:
+    def test_the_same_prompt_comes_again_with_a_new_stamp(self) -> None:
+        buffer = GroupBuffer()
+        buffer.set_policy(Requeue(1))
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher.request(1)
+
+        def refill(lost: Sequence[Lost]) -> None:
+            dispatcher.replace(lost)
+            for group in buffer.claim(9, block=False):
+                buffer.finish(group, [answer()])
+
+        refill([])
+        buffer.advance(1)
+        batch = buffer.sample(1, 2, refill)
+
+        assert [(group.number, group.stamp, group.prompt.text) for group in batch.groups] == [(1, 2, "0")]
+        assert batch.evicted == (2,)
+
+    def test_a_prompt_that_is_dropped_again_and_again_is_named_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        buffer = GroupBuffer()
+        buffer.set_policy(Drop(1))
+        same = prompts(1)
+        for step in range(2, 8):
+            buffer.dispatch(same)
+            (group,) = buffer.claim(1)
+            buffer.finish(group, [answer()])
+            buffer.advance(step - 1)
+            buffer.sample(1, step, nothing_more)
+
+        assert caplog.text.count("prompt '0' was too old 3 times and is not trained") == 1
+        assert buffer.take_metrics()["replay/dropped_repeatedly"].value == 1
+
+
+class TestPace:
+    def test_the_budget_is_the_only_source_of_dispatch(self) -> None:
+        buffer = GroupBuffer()
+        buffer.set_policy(Pace(2))
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=4)
+
+        dispatcher.request(100)
+        assert len(buffer.claim(99)) == 8
+        dispatcher.request(100)
+        assert buffer.ledger.outstanding == 8
+        buffer.advance(1)
+        dispatcher.request(0)
+        assert buffer.ledger.outstanding == 12
+
+    def test_a_group_that_ends_otherwise_makes_room_in_the_budget(self) -> None:
+        buffer = GroupBuffer()
+        buffer.set_policy(Pace(1))
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher.request(0)
+        (lost_group,) = buffer.claim(1)
+        buffer.fail(lost_group, CancelledError(), "cancelled")
+
+        def refill(lost: Sequence[Lost]) -> None:
+            dispatcher.replace(lost)
+            for group in buffer.claim(9, block=False):
+                buffer.finish(group, [answer()])
+
+        assert [group.number for group in buffer.sample(1, 1, refill).groups] == [1]
+
+    def test_in_order_waits_for_the_head_of_the_line(self) -> None:
+        buffer = GroupBuffer()
+        buffer.set_policy(Pace(1, in_order=True))
+        buffer.dispatch(prompts(3))
+        first, second, third = buffer.claim(3)
+        buffer.finish(second, [answer()])
+        buffer.finish(third, [answer()])
+
+        def finish_the_first(_: Sequence[Lost]) -> None:
+            if buffer.take_metrics()["replay/running"].value:
+                buffer.finish(first, [answer()])
+
+        assert [group.number for group in buffer.sample(2, 1, finish_the_first).groups] == [0, 1]
+
+
+class TestCapacity:
+    def test_a_full_buffer_that_evicts_throws_the_stalest_away_says_so_and_asks_for_another(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        # Stamps ascend along the line, so the stalest of 3, 4 and 5 is the first, wherever the others finished.
+        buffer = GroupBuffer(Limits(capacity=3, when_full="evict"))
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        finished(buffer, [3, 4, 5])
+        buffer.advance(5)
+
+        dispatcher.request(1)
+
+        assert buffer.take_metrics()["replay/evicted_capacity"].value == 1
+        assert "group 0, stamped 3, is thrown away" in caplog.text
+        assert buffer.ledger.dropped["capacity"].groups == 1
+        (newest,) = buffer.claim(9)
+        assert newest.stamp == 6
+        assert stamps_of(buffer.sample(1, 6, nothing_more).groups) == [4]
+        dispatcher.request(0)
+        assert len(buffer.claim(9)) == 1
+
+    def test_what_cannot_be_thrown_away_keeps_new_groups_out(self) -> None:
+        buffer = GroupBuffer(Limits(capacity=2, when_full="evict"))
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher.request(5)
+
+        assert len(buffer.claim(9)) == 2
+
+
+def test_the_work_of_a_sample_does_not_grow_with_the_number_of_groups() -> None:
+    def calls_of_a_cycle(groups: int) -> int:
+        buffer = GroupBuffer()
+        buffer.set_policy(Drop(1))
+        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=32)
+        for group in (*_dispatched(buffer, 16), *_dispatched(buffer, groups, version=1)):
+            buffer.finish(group, [answer()])
+        dispatcher.request(0)
+        calls = 0
+
+        def count(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            batch = buffer.sample(32, 2, dispatcher.replace)
+        finally:
+            sys.setprofile(None)
+        assert (len(batch.groups), len(batch.evicted)) == (32, 16)
+        return calls
+
+    assert calls_of_a_cycle(1_000) == calls_of_a_cycle(100_000)
+
+
+def _dispatched(buffer: GroupBuffer, count: int, version: int = 0) -> Sequence[Group]:
+    buffer.advance(version)
+    (prompt,) = prompts(1)
+    buffer.dispatch([prompt] * count)
+    return buffer.claim(count)
 
 
 @attrs.define

@@ -24,6 +24,7 @@ from hooktrainer.events import (
     StepStart,
     WeightsSynced,
 )
+from hooktrainer.limits import Limits
 from hooktrainer.metrics import Mean, Sum
 from hooktrainer.testing import (
     FakeBuffer,
@@ -256,7 +257,7 @@ class TestStaleness:
 
     def test_room_is_used_before_learning_so_that_it_overlaps(self) -> None:
         seen: list[int] = []
-        buffer = FakeBuffer(capacity=2)
+        buffer = FakeBuffer(Limits(capacity=2))
 
         class Learner(FakeLearner):
             def update(self, groups: Sequence[object]) -> Mapping[str, object]:
@@ -268,7 +269,7 @@ class TestStaleness:
         assert seen == [2, 2]
 
     def test_a_buffer_without_room_is_filled_after_the_next_sample(self) -> None:
-        run = Run(cycles(2, total_steps=2, mini_batch=2, warmup=4), ports={"buffer": FakeBuffer(capacity=3)})
+        run = Run(cycles(2, total_steps=2, mini_batch=2, warmup=4), ports={"buffer": FakeBuffer(Limits(capacity=3))})
 
         run.fit()
 
@@ -389,7 +390,7 @@ class TestFailures:
             for delay in range(40):
                 run = Run(cycles(4, total_steps=1000))
                 trainer = run.trainer()
-                with pytest.raises(KeyboardInterrupt):
+                with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (the timer must not go off before)
                     signal.setitimer(signal.ITIMER_REAL, 0.002 + delay * 0.000_37)
                     trainer.fit()
                 assert run.witness.count(FitEnd) == 1
@@ -463,8 +464,9 @@ class TestFailures:
 
     def test_a_buffer_that_never_fills_is_starved_not_silent(self) -> None:
         class Loses(FakeBuffer):
-            def dispatch(self, prompts: object) -> None:
+            def dispatch(self, prompts: object) -> int:
                 """Lose everything."""
+                return 0
 
         with pytest.raises(StarvedError, match="step 1: 0 of 1 groups, nothing is pending or running"):
             Run(cycles(1), ports={"buffer": Loses()}).fit()

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked without running, and print the plan."""
-    from hooktrainer.parts import build_parts
+    from hooktrainer.config import build_parts
     from hooktrainer.plan_view import describe
 
     sys.stdout.write(describe(build_parts(load(args)).plan))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hooktrainer.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from hooktrainer.registry import Group
+    from hooktrainer.config.registry import Kind
 
 _WIDTH = 100
 
@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one name, or all of them by group."""
-    from hooktrainer import registry
+    """Print one name, or all of them by kind."""
+    from hooktrainer.config import registry
 
-    places = [(group, name) for group in registry.GROUPS for name in registry.known(group)]
+    places = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
     if args.name is not None:
-        chosen = [(group, name) for group, name in places if name == args.name]
+        chosen = [(kind, name) for kind, name in places if name == args.name]
         if ":" in args.name:
             registry.resolve("plugins", args.name)
             chosen = [("plugins", args.name)]
@@ -39,26 +39,26 @@ def run(args: argparse.Namespace) -> int:
                 f"nothing has the name '{args.name}'; there are {', '.join(names)}.{did_you_mean(args.name, names)}"
             )
         places = chosen
-    group_before = None
-    for group, name in places:
-        if group != group_before:
-            sys.stdout.write(f"{group}\n")
-        group_before = group
-        sys.stdout.write("\n".join(_lines(group, name)) + "\n\n")
+    kind_before = None
+    for kind, name in places:
+        if kind != kind_before:
+            sys.stdout.write(f"{kind}\n")
+        kind_before = kind
+        sys.stdout.write("\n".join(_lines(kind, name)) + "\n\n")
     return 0
 
 
-def _lines(group: Group, name: str) -> Iterator[str]:
-    from hooktrainer import registry
-    from hooktrainer.options import options_of, summary
+def _lines(kind: Kind, name: str) -> Iterator[str]:
+    from hooktrainer.config import registry
+    from hooktrainer.config.option_docs import options_of, summary
 
     try:
-        cls = registry.resolve(group, name)
+        cls = registry.resolve(kind, name)
     except ConfigError as error:
         yield f"  {name}: cannot be used: {error}"
         return
     yield from _wrapped(f"{name}: {summary(cls)}", "  ")
-    for option in options_of(cls) if group != "sinks" else ():  # sinks are named, and told nothing
+    for option in options_of(cls) if kind != "sinks" else ():  # sinks are named, and told nothing
         yield f"      {option.name}: {option.type}" + (f" = {option.default}" if option.default else "  (required)")
         yield from _wrapped(option.doc, "          ")
 

@@ -9,12 +9,11 @@ from typing import Any, Final
 import attrs
 
 from hooktrainer.binding import Ports
-from hooktrainer.config import TrainerConfig, config_from_mapping
+from hooktrainer.config import TrainerConfig, build_parts, config_from_mapping
+from hooktrainer.config.option_docs import options_of
 from hooktrainer.errors import PlanError
 from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.hooks import Entry, handlers_of
-from hooktrainer.options import options_of
-from hooktrainer.parts import build_entries
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
 from hooktrainer.testing.fake_bus import STANDARD, FakeBus
 from hooktrainer.testing.fakes import (
@@ -96,7 +95,9 @@ def _run(
     sizes = {"train_batch_size": iterations, "ppo_mini_batch_size": 1, "parameter_sync_step": iterations}
     config = TrainerConfig(total_steps=steps, **sizes)
     named = {"task": "sort_digits", "model": "decoder", "rollout": "inline"}  # never built: the ports are fakes
-    entries = build_entries(config_from_mapping({**named, "trainer": attrs.asdict(config), "plugins": [*plugins]}))
+    entries = build_parts(
+        config_from_mapping({**named, "trainer": attrs.asdict(config), "plugins": [*plugins]})
+    ).plan.entries
     sinks = {name: FakeSink() for entry in entries for name in _named(entry)}
     trainer = Trainer(entries, fake_ports(learner=FakeLearner(metrics), sinks=sinks), config)
     tied = trainer.bus.plan.tied()

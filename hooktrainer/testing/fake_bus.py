@@ -116,7 +116,7 @@ class FakeBus:
         self, entries: list[Entry], provides: Iterable[str | type[Event]] | Mapping[str, Place | None]
     ) -> list[Entry]:
         named: dict[Any, Place | None] = dict(provides) if isinstance(provides, Mapping) else dict.fromkeys(provides)
-        sent = [key for key in named if isinstance(key, type)]
+        sent: list[type[Event]] = [key for key in named if isinstance(key, type)]
         if not any(WeightsSynced in slot.emits for entry in entries for slot in handlers_of(entry).slots):
             sent.append(WeightsSynced)
         places = {
@@ -151,8 +151,8 @@ class _RecordingBus(Bus):
         super().__init__(plan)
         self.posted: list[Event] = []
 
-    def post(self, event: Event) -> None:
-        super().post(event)
+    def queue(self, event: Event) -> None:
+        super().queue(event)
         self.posted.append(event)
 
 

@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 
 from hooktrainer.groups import Group, Prompt, Trajectory
-from hooktrainer.ports import ReplayBuffer, RolloutEngine, StalenessPolicy
+from hooktrainer.limits import Limits
+from hooktrainer.ports import Clock, ReplayBuffer, RolloutEngine, StalenessPolicy
 from hooktrainer.record import Row
 from hooktrainer.replay import GroupBuffer
 
@@ -162,7 +163,10 @@ class FakeTransport:
 
 
 class FakeBuffer(GroupBuffer):
-    """The real buffer, which needs no trainer either, with its policy in the open."""
+    """The real buffer, which needs no trainer either; it raises if its ledger is off, and its policy is in the open."""
+
+    def __init__(self, limits: Limits | None = None, *, clock: Clock | None = None) -> None:
+        super().__init__(limits, clock=clock, strict=True)
 
     @property
     def policy(self) -> StalenessPolicy:

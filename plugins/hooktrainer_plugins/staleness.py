@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -11,84 +12,100 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import FitStart, IterationEnd, StepEnd
 from hooktrainer.metrics import Max, Mean, Metric, Min, Sum
 from hooktrainer.plugin import port
-from hooktrainer.ports import ReplayBuffer, StalenessPolicy
+from hooktrainer.ports import ReplayBuffer
+from hooktrainer.strategies import Strategy, strategy
 
 if TYPE_CHECKING:
     from hooktrainer.config import Config
 
+_LOG: Final = logging.getLogger("hooktrainer")
 PREFIX: Final = "training/off_policy"
-
-
-@attrs.frozen
-class Drop:
-    """Throw a finished group away if it is older than the threshold when it is sampled."""
-
-    threshold: int
-
-    def evicts(self, staleness: int) -> bool:
-        """S > T."""
-        return staleness > self.threshold
-
-    def waits_for(self, staleness: int) -> bool:  # noqa: ARG002 (never waits)
-        """Never."""
-        return False
-
-
-@attrs.frozen
-class Wait:
-    """Throw nothing away; block sampling while a group that is still being generated reaches the threshold."""
-
-    threshold: int
-
-    def evicts(self, staleness: int) -> bool:  # noqa: ARG002 (never evicts)
-        """Never."""
-        return False
-
-    def waits_for(self, staleness: int) -> bool:
-        """S >= T."""
-        return staleness >= self.threshold
-
-
-STRATEGIES: Final[Mapping[str, Callable[[int], StalenessPolicy]]] = {"drop": Drop, "wait": Wait}
+LENGTH_BIAS: Final = f"{PREFIX}/length_bias"
 
 
 @attrs.define(kw_only=True)
 class Staleness(Plugin):
-    """Set the staleness policy of the replay buffer; S = k - p + 1, so 1 is fresh."""
+    """Set the staleness strategy of the replay buffer; S = k - p + 1, so 1 is fresh."""
 
     max_off_policy_threshold: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     """T, the largest staleness that counts as fresh enough; S starts at 1, so T does too."""
 
-    max_off_policy_strategy: Literal["drop", "wait"] = "drop"
-    """`drop` evicts finished groups with S > T; `wait` blocks sampling while an unfinished group has S >= T."""
+    max_off_policy_strategy: str = "drop"
+    """`drop` evicts finished groups with S > T; `requeue` does too, but dispatches their prompts again; `wait` blocks
+    sampling while an unfinished group has S >= T; `pace` dispatches no more than T steps can use. Or a strategy of your
+    own, `package.module:name`."""
+
+    in_order: bool = False
+    """Sample in the order of dispatch without passing over what is not finished."""
+
+    length_bias_band: tuple[float, float] = (0.8, 1.25)
+    """Where the mean length of trained over generated answers may be before a warning."""
 
     buffer: ReplayBuffer = port()
+    _strategy: Strategy = attrs.field(init=False, repr=False)
+    _warned: bool = attrs.field(default=False, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._strategy = strategy(self.max_off_policy_strategy, self.max_off_policy_threshold, in_order=self.in_order)
 
     def check(self, config: Config) -> Iterable[str]:
-        """Refuse a warm-up that would make `drop` evict in every step."""
+        """Refuse a warm-up that the strategy makes useless or evicts in every step."""
         warmup, per_step = config.trainer.num_warmup_batches, config.trainer.parameter_sync_step
-        allowed = per_step * (self.max_off_policy_threshold - 1)
-        if self.max_off_policy_strategy == "drop" and warmup > allowed:
+        oldest = 1 + -(-warmup // per_step)
+        if self._strategy.evicts(oldest):
+            allowed = per_step * (self.max_off_policy_threshold - 1)
             yield (
                 f"num_warmup_batches = {warmup} is more than parameter_sync_step x (max_off_policy_threshold - 1) = "
                 f"{per_step} x {self.max_off_policy_threshold - 1} = {allowed}: every step would evict what was "
-                f"dispatched ahead. Raise the threshold to {-(-warmup // per_step) + 1} or lower W to {allowed}."
+                f"dispatched ahead. Raise the threshold to {oldest} or lower W to {allowed}."
+            )
+        per_batch = config.trainer.train_batch_size
+        if warmup and self._strategy.budget(version=0, trained=0, outstanding=0, per_step=per_batch) is not None:
+            yield (
+                f"num_warmup_batches = {warmup} does nothing here: '{self.max_off_policy_strategy}' dispatches by its "
+                f"budget, {self.max_off_policy_threshold} x train_batch_size ahead. Set it to 0."
             )
 
     @on(FitStart, priority=Priority.PREPARE, makes=["replay.policy"])
     def hand_over(self, _event: FitStart) -> None:
-        """Give the buffer its policy."""
-        self.buffer.set_policy(STRATEGIES[self.max_off_policy_strategy](self.max_off_policy_threshold))
+        """Give the buffer its strategy."""
+        self.buffer.set_policy(self._strategy)
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def collect(self, event: IterationEnd) -> None:
-        """Report the staleness of what was trained and of what was evicted, each group counted once."""
-        event.record.add({**_spread(f"{PREFIX}/staleness", event.groups), **_evicted(event.evicted)})
+        """Report the age of what was trained and of what was evicted, each group counted once."""
+        in_queue = [s - 1 - flown for s, flown in zip(event.groups, event.in_flight, strict=False)]
+        event.record.add(
+            {
+                **_spread(f"{PREFIX}/staleness", event.groups),
+                **_spread(f"{PREFIX}/in_flight", event.in_flight),
+                **_spread(f"{PREFIX}/in_queue", in_queue),
+                **_spread(f"{PREFIX}/updates_behind", event.updates_behind),
+                **_spread(f"{PREFIX}/trajectory_spans", event.spans),
+                **_evicted(event.evicted),
+            }
+        )
+        self._watch_lengths(event.metrics.get(LENGTH_BIAS))
 
     @on(StepEnd, priority=Priority.COLLECT, adds=["metrics.row"])
     def collect_leftovers(self, event: StepEnd) -> None:
         """Report what was evicted after the last iteration, when the data ended."""
         event.record.add(_evicted(event.evicted))
+
+    def _watch_lengths(self, reported: object) -> None:
+        """Say once that what is trained is shorter or longer than what is generated."""
+        bias = reported.value if isinstance(reported, Metric) else None
+        low, high = self.length_bias_band
+        if isinstance(bias, float) and not low <= bias <= high and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "trained answers are %.2f times as long as generated ones, outside %g to %g: the strategy '%s' throws "
+                "away by length",
+                bias,
+                low,
+                high,
+                self.max_off_policy_strategy,
+            )
 
 
 def _evicted(staleness: Sequence[int]) -> Mapping[str, Metric]:
@@ -98,11 +115,11 @@ def _evicted(staleness: Sequence[int]) -> Mapping[str, Metric]:
     }
 
 
-def _spread(key: str, staleness: Sequence[int]) -> Mapping[str, Metric]:
-    if not staleness:
+def _spread(key: str, values: Sequence[int]) -> Mapping[str, Metric]:
+    if not values:
         return {}
     return {
-        f"{key}/mean": Mean(sum(staleness), len(staleness)),
-        f"{key}/max": Max(max(staleness)),
-        f"{key}/min": Min(min(staleness)),
+        f"{key}/mean": Mean(sum(values), len(values)),
+        f"{key}/max": Max(max(values)),
+        f"{key}/min": Min(min(values)),
     }

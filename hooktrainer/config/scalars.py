@@ -6,14 +6,22 @@ Each function returns the value, or `INVALID` with the end of a sentence that sa
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from hooktrainer.errors import did_you_mean
 
-INVALID: Final = object()
-"""Stands for a value that a fault was found with."""
+
+class Unread(types.SimpleNamespace):
+    """Stands for a value that a fault was found with; of an object it has the fields that could be read."""
+
+    def __repr__(self) -> str:
+        return "???"
+
+
+INVALID: Final = Unread()
 
 
 def to_bool(value: Any) -> tuple[Any, str]:
@@ -25,7 +33,7 @@ def to_int(value: Any) -> tuple[Any, str]:
     """An integer; a boolean is none."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value, ""
-    whole = isinstance(value, float) and value.is_integer()
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
     return INVALID, f"; write {int(value)}" if whole else ""
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import attrs
 
-from hooktrainer import registry
+from hooktrainer.config import registry
+from hooktrainer.config.fields import default_of, init_fields, option_name, type_name
+from hooktrainer.config.registry import Kind
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import Plugin, option_fields
-from hooktrainer.registry import Group
-from hooktrainer.schema import init_fields, option_name, type_name
 
 
 @attrs.frozen
@@ -40,12 +40,12 @@ def options_of(cls: type) -> tuple[Option, ...]:
     )
 
 
-def option_paths(named: Iterable[tuple[str, Group, str]]) -> dict[str, str]:
+def option_paths(named: Iterable[tuple[str, Kind, str]]) -> dict[str, str]:
     """The full path of every option of some named classes, by its key; a name that leads nowhere has none."""
     paths: dict[str, str] = {}
-    for address, group, use in named:
+    for address, kind, use in named:
         with suppress(ConfigError):
-            for field in _fields(registry.resolve(group, use)):
+            for field in _fields(registry.resolve(kind, use)):
                 paths.setdefault(option_name(field), f"{address}.{option_name(field)}")
     return paths
 
@@ -86,9 +86,7 @@ def _fields(cls: type) -> Sequence[attrs.Attribute[Any]]:
 
 
 def _default(field: attrs.Attribute[Any]) -> str:
-    default: Any = field.default
-    if default is attrs.NOTHING:
+    if field.default is attrs.NOTHING:
         return ""
-    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
-        return "..." if default.takes_self else repr(default.factory())
-    return repr(default)
+    default = default_of(field)
+    return "..." if default is attrs.NOTHING else repr(default)

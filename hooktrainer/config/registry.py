@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import re
 import sys
-import traceback
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -20,12 +19,13 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import attrs
 
+from hooktrainer.config.faults import described
 from hooktrainer.errors import ConfigError, did_you_mean
 from hooktrainer.plugin import Plugin
 
-Group: TypeAlias = Literal["plugins", "tasks", "models", "engines", "sinks"]
-GROUPS: Final[tuple[Group, ...]] = get_args(Group)
-COMPONENTS: Final[Mapping[str, Group]] = MappingProxyType({"task": "tasks", "model": "models", "rollout": "engines"})
+Kind: TypeAlias = Literal["plugins", "tasks", "models", "engines", "sinks"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+COMPONENTS: Final[Mapping[str, Kind]] = MappingProxyType({"task": "tasks", "model": "models", "rollout": "engines"})
 """The sections of a configuration that name one class."""
 
 
@@ -42,33 +42,33 @@ class Registered:
 
 
 @cache
-def known(group: Group) -> Mapping[str, Registered]:
-    """Every registered name of a group, sorted."""
+def known(kind: Kind) -> Mapping[str, Registered]:
+    """Every registered name of a kind, sorted."""
     found: dict[str, Registered] = {}
-    for point in sorted(entry_points(group=f"hooktrainer.{group}"), key=lambda point: (point.name, _owner(point))):
+    for point in sorted(entry_points(group=f"hooktrainer.{kind}"), key=lambda point: (point.name, _owner(point))):
         first = found.setdefault(point.name, Registered(point.value, _owner(point)))
         if first.distribution != _owner(point):
             found[point.name] = attrs.evolve(first, rivals=(*first.rivals, _owner(point)))
     return MappingProxyType(found)
 
 
-def check_name(group: Group, use: str) -> None:
+def check_name(kind: Kind, use: str) -> None:
     """Raise `ConfigError` unless the name is registered, by one distribution only."""
-    names = known(group)
+    names = known(kind)
     if use not in names:
         there = ", ".join(names) or "none"
-        raise ConfigError(f"no {group[:-1]} has the name '{use}'; there are {there}.{did_you_mean(use, names)}")
+        raise ConfigError(f"no {kind[:-1]} has the name '{use}'; there are {there}.{did_you_mean(use, names)}")
     if rivals := names[use].rivals:
         owners = " and ".join((names[use].distribution, *rivals))
         raise ConfigError(f"'{use}' is registered by {owners}; name the class itself, as in {names[use].target}")
 
 
-def resolve(group: Group, use: str) -> type:
+def resolve(kind: Kind, use: str) -> type:
     """The class behind a name. Raises `ConfigError`; what a module raised while it was imported is its cause."""
     target = use
     if ":" not in use:
-        check_name(group, use)
-        target = known(group)[use].target
+        check_name(kind, use)
+        target = known(kind)[use].target
     where, _, name = target.rpartition(":")
     module = _load_file(Path(where)) if where.endswith(".py") else _import(where)
     found = getattr(module, name, None)
@@ -76,9 +76,9 @@ def resolve(group: Group, use: str) -> type:
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         other = f", but an object of type {type(found).__name__}" if hasattr(module, name) else ""
         raise ConfigError(f"{where} has no class '{name}'{other}.{did_you_mean(name, classes)}")
-    if group == "plugins" and not issubclass(found, Plugin):
+    if kind == "plugins" and not issubclass(found, Plugin):
         raise ConfigError(f"{name} of {where} is no plugin: it must be a subclass of hooktrainer.Plugin")
-    if group != "sinks" and "__attrs_attrs__" not in vars(found):
+    if kind != "sinks" and "__attrs_attrs__" not in vars(found):
         raise ConfigError(f"{name} of {where} is no attrs class, so it has no options: write @attrs.define above it")
     return found
 
@@ -93,9 +93,9 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(f"there is no module '{error.name}'; a file is named as in my_plugin.py:Class") from error
-        raise ConfigError(_failed(name, error)) from error
+        raise ConfigError(f"importing {name} failed: {described(error)}") from error
     except Exception as error:
-        raise ConfigError(_failed(name, error)) from error
+        raise ConfigError(f"importing {name} failed: {described(error)}") from error
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -116,11 +116,5 @@ def _load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(_failed(str(path), error)) from error
+        raise ConfigError(f"importing {path} failed: {described(error)}") from error
     return module
-
-
-def _failed(name: str, error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
-    return f"importing {name} failed: {type(error).__name__}: {error} ({place[0]}, line {place[1]})"

@@ -1,0 +1,72 @@
+"""What an attrs class says of its fields: keys, types and defaults."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from hooktrainer.errors import ConfigError
+
+Fields: typing.TypeAlias = Sequence["attrs.Attribute[Any]"]
+
+
+def init_fields(cls: type) -> Fields:
+    """The fields of an attrs class that its constructor takes."""
+    return tuple(field for field in attrs.fields(typing.cast("Any", cls)) if field.init)
+
+
+def option_name(field: attrs.Attribute[Any]) -> str:
+    """The key of a field in YAML: its name in the constructor."""
+    return field.alias or field.name
+
+
+def default_of(field: attrs.Attribute[Any]) -> Any:
+    """The default of a field; `attrs.NOTHING` if it has none, or one that depends on the object."""
+    default: Any = field.default
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+        return attrs.NOTHING if default.takes_self else default.factory()
+    return default
+
+
+def type_name(expected: Any) -> str:
+    """A type as it is written in source."""
+    if isinstance(expected, str):
+        return expected
+    if isinstance(expected, type) and not typing.get_args(expected):
+        return expected.__name__
+    return "Any" if expected is None else inspect.formatannotation(expected)
+
+
+def takes_none(expected: Any) -> bool:
+    """Whether None is a value of a type."""
+    return expected in (Any, object) or types.NoneType in typing.get_args(expected)
+
+
+def field_type(cls: type, field: attrs.Attribute[Any]) -> Any:
+    """The type of a field, its annotation resolved by itself. Raises `ConfigError` if it names what does not exist."""
+    if not isinstance(field.type, str):
+        return Any if field.type is None else field.type
+    home = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
+    alone = type(home.__name__, (), {"__annotations__": {field.name: field.type}, "__module__": home.__module__})
+    try:
+        return typing.get_type_hints(alone, include_extras=True)[field.name]
+    except (NameError, AttributeError, TypeError) as error:
+        text = f"the type '{field.type}' of this option cannot be read: {error}. Import it outside of TYPE_CHECKING."
+        raise ConfigError(text) from error
+
+
+def key_paths(cls: type, address: str = "") -> dict[str, str]:
+    """The full path of every key in a tree of attrs classes, by the key; the outer one counts."""
+    paths: dict[str, str] = {}
+    for field in init_fields(cls):
+        key, expected = option_name(field), field_type(cls, field)
+        path = f"{address}.{key}" if address else key
+        if isinstance(expected, type) and attrs.has(expected) and not hasattr(expected, "from_plain"):
+            paths = key_paths(expected, path) | paths
+        paths[key] = path
+    return paths

@@ -1,0 +1,138 @@
+"""YAML files and `key=value` overrides into one plain dictionary; OmegaConf merges and interpolates.
+
+Later files win and replace lists whole. What leads nowhere is a fault, and `INVALID` in its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml  # type: ignore[import-untyped]
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hooktrainer.config.faults import Faults, first_line
+from hooktrainer.config.overrides import overridden, plain
+from hooktrainer.config.scalars import INVALID
+from hooktrainer.config.short_forms import spelled_out
+from hooktrainer.errors import ConfigError, did_you_mean
+
+_KINDS: Final[Mapping[type, str]] = {dict: "mapping", list: "list"}
+_CHAIN: Final = 30
+"""Interpolated mappings inside of each other; more go round in a circle, which OmegaConf does not notice."""
+
+
+def read_files(paths: Sequence[Path], overrides: Iterable[str], faults: Faults) -> dict[str, Any]:
+    """The files merged in order, overrides applied, interpolations resolved.
+
+    Raises `ConfigError` with all faults of files that cannot be read or merged.
+    """
+    unreadable = Faults()
+    layers = [_read_file(path, unreadable.at(str(path))) for path in paths]
+    unreadable.raise_if_any()
+    return _finished(_merged(layers, paths), overrides, paths[0].parent, faults)
+
+
+def read_mapping(mapping: Mapping[str, object], overrides: Iterable[str], base: Path, faults: Faults) -> dict[str, Any]:
+    """As `read_files`, for a mapping that Python made."""
+    try:
+        config = OmegaConf.create(spelled_out(dict(mapping), base))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"a configuration is plain data: {first_line(error)}") from error
+    return _finished(config, overrides, base, faults)
+
+
+def to_yaml(data: Mapping[str, object]) -> str:
+    """Plain data as YAML that reads back the same, also text that looks like an interpolation."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(dict(data))))
+
+
+def _read_file(path: Path, faults: Faults) -> DictConfig:
+    config: Any = None
+    try:
+        config = OmegaConf.load(path)
+    except FileNotFoundError:
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")])
+        faults.add(f"there is no such file.{near}")
+    except IsADirectoryError:
+        faults.add("this is a directory, not a YAML file")
+    except UnicodeDecodeError as error:
+        faults.add(f"this is not UTF-8 text: {error}")
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        faults.add(f"{line}not valid YAML: {getattr(error, 'problem', None) or error}")
+    except (OSError, OmegaConfBaseException) as error:
+        faults.add(f"cannot be read: {first_line(error)}")
+    if isinstance(config, ListConfig):
+        faults.add("the top level must be a mapping such as `trainer: ...`, found a list")
+    elif isinstance(config, DictConfig):
+        if not config:
+            faults.add("the file is empty")
+        data: dict[str, Any] = spelled_out(plain(config), path.parent)
+        return OmegaConf.create(data)
+    return OmegaConf.create()
+
+
+def _merged(layers: Sequence[DictConfig], paths: Sequence[Path]) -> DictConfig:
+    faults, merged = Faults(), OmegaConf.create()
+    for path, layer in zip(paths, layers, strict=True):
+        _clashes(plain(merged), plain(layer), path, faults)
+        faults.raise_if_any()
+        merged = OmegaConf.merge(merged, layer)  # type: ignore[assignment]
+    return merged
+
+
+def _clashes(earlier: Any, later: Any, path: Path, faults: Faults) -> None:
+    """Lists and mappings under one key, of which OmegaConf would not say where they are."""
+    if isinstance(earlier, dict) and isinstance(later, dict):
+        for key in [key for key in earlier if key in later]:
+            _clashes(earlier[key], later[key], path, faults.at(key))
+    elif {type(earlier), type(later)} == {dict, list}:
+        faults.add(f"{path} has a {_KINDS[type(later)]} where an earlier file has a {_KINDS[type(earlier)]}")
+
+
+def _finished(config: DictConfig, overrides: Iterable[str], base: Path, faults: Faults) -> dict[str, Any]:
+    data = _resolved(overridden(config, overrides, faults), faults)
+    return spelled_out(data, base)  # type: ignore[no-any-return]
+
+
+def _resolved(node: DictConfig | ListConfig, faults: Faults, *, followed: int = 0) -> Any:
+    if isinstance(node, ListConfig):
+        return [_value(node, place, faults.at(place), followed=followed) for place in range(len(node))]
+    return {key: _value(node, key, faults.at(key), followed=followed) for key in node}
+
+
+def _value(node: DictConfig | ListConfig, key: Any, faults: Faults, *, followed: int) -> Any:
+    if OmegaConf.is_missing(node, key):
+        faults.add("this value must be given; ??? only holds its place")
+        return INVALID
+    try:
+        value = node[key]
+        if not isinstance(value, (DictConfig, ListConfig)):
+            return value
+        if not OmegaConf.is_interpolation(node, key):
+            return _resolved(value, faults, followed=followed)
+        if followed == _CHAIN:
+            raise RecursionError
+        return _resolved(value, faults.trial(), followed=followed + 1)  # its faults are found where it stands
+    except OmegaConfBaseException as error:
+        faults.add(first_line(error))
+    except RecursionError:
+        if followed:
+            raise
+        faults.add("this interpolation leads back to itself")
+    return INVALID
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value)
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escaped(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,249 @@
+"""Plain data into typed attrs objects.
+
+Every fault is collected, with its full address, what was found and what was expected. Two rules hold for all options: a
+key with nothing behind it means the default, unless the option may be None itself; a path is made absolute when read.
+
+cattrs (26.2) gives each wrong type its path, but there a wrong type hides what validators say and one validator the
+next, an unknown key is suggested nothing, least of all from another level, and `off` is true, and 123E4 text.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import itertools
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+import attrs
+
+from hooktrainer.config.faults import Faults, shown
+from hooktrainer.config.fields import Fields, default_of, field_type, init_fields, option_name, takes_none, type_name
+from hooktrainer.config.scalars import INVALID, SCALARS, Unread, choose
+from hooktrainer.errors import ConfigError
+
+T = TypeVar("T")
+
+HINT: Final = "hooktrainer.hint"
+"""Key of field metadata: a sentence that ends the faults of the field."""
+
+
+def read(cls: type[T], data: object, faults: Faults) -> T | Unread:
+    """An object of an attrs class from a mapping; if a fault was found, what could be read of it.
+
+    A class with a `from_plain(data, faults)` of its own is asked instead.
+    """
+    if isinstance(data, (cls, Unread)):
+        return data
+    if own := getattr(cls, "from_plain", None):
+        return typing.cast("T | Unread", own(data, faults))
+    return read_fields(cls, init_fields(cls), {} if data is None else data, faults, faults.address or "the top level")
+
+
+def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owner: str) -> T | Unread:
+    """As `read`, for a class of which only `fields` may be set."""
+    if not isinstance(data, Mapping):
+        faults.add(f"expected a mapping of options, found {shown(data)}")
+        return INVALID
+    before = len(faults)
+    known = {option_name(field): field for field in fields}
+    unknown = [key for key in data if key not in known]
+    for key in unknown:
+        faults.unknown(key, known, owner)
+    found = {name: _read_field(cls, field, data, faults.at(name)) for name, field in known.items()}
+    given = {name: value for name, value in found.items() if value is not attrs.NOTHING}
+    unread = len(faults) > before or any(isinstance(value, Unread) for value in given.values())
+    made, error = (None, None) if unread else _construct(cls, given)
+    seen = _legible(known, given, unknown)
+    for name in [name for name in given if hasattr(seen, known[name].name)]:
+        count = len(faults)
+        _validate(seen if made is None else made, known[name], faults.at(name))
+        if len(faults) > count:
+            delattr(seen, known[name].name)
+    if error is not None and len(faults) == before:  # otherwise it may come of the faults
+        faults.absorb(error)
+    return seen if made is None or len(faults) > before else made
+
+
+def salvaged(cls: type[T], unread: Unread, **otherwise: object) -> T | None:
+    """An object of what could be read, or of defaults if it refuses that, for checks that go on after a fault."""
+    fields = {option_name(field): field for field in init_fields(cls)}
+    legible = {name: getattr(unread, field.name, INVALID) for name, field in fields.items()}
+    values = {**otherwise, **{name: value for name, value in legible.items() if not isinstance(value, Unread)}}
+    required = {name: value for name, value in values.items() if fields[name].default is attrs.NOTHING}
+    made, error = _construct(cls, values)
+    return made if error is None else _construct(cls, required)[0]
+
+
+def _read_field(cls: type, field: attrs.Attribute[Any], data: Mapping[str, object], faults: Faults) -> Any:
+    """The value of a field; `attrs.NOTHING` if it is left out."""
+    name = option_name(field)
+    value, expected = data.get(name), Any
+    if name in data:
+        try:
+            expected = field_type(cls, field)
+        except ConfigError as error:
+            faults.absorb(error)
+            return INVALID
+    if value is None and not (name in data and takes_none(expected)):
+        if field.default is not attrs.NOTHING:
+            return attrs.NOTHING
+        faults.add(f"missing; a value is required ({type_name(field.type)})")
+        return INVALID
+    if isinstance(value, float) and math.isinf(value) and field.default == value:
+        return value  # infinity makes sense where it is the default
+    trial = faults.trial()
+    converted = convert(value, expected, trial)
+    for fault in trial.found:
+        hint = field.metadata.get(HINT)
+        faults.found.append(attrs.evolve(fault, message=f"{fault.message.rstrip('.')}. {hint}") if hint else fault)
+    faults.absorbed.extend(trial.absorbed)
+    return converted
+
+
+def _construct(cls: type[T], values: Mapping[str, object]) -> tuple[T | None, Exception | None]:
+    try:
+        with attrs.validators.disabled():  # they run one by one afterwards, so that each gives its own fault
+            return cls(**values), None
+    except Exception as error:  # noqa: BLE001 (whatever a class raises is a fault of its options)
+        return None, error
+
+
+def _legible(
+    known: Mapping[str, attrs.Attribute[Any]], given: Mapping[str, object], unknown: Iterable[object]
+) -> Unread:
+    """The fields that could be read, also in part, and the defaults of those left out, unless they were misspelt."""
+    misspelt = {name for key in unknown for name in difflib.get_close_matches(str(key), known)}
+    left_out = {name: default_of(field) for name, field in known.items() if name not in given and name not in misspelt}
+    seen = {known[name].name: value for name, value in {**left_out, **given}.items() if value is not INVALID}
+    return Unread(**{name: value for name, value in seen.items() if value is not attrs.NOTHING})
+
+
+def _validate(instance: object, field: attrs.Attribute[Any], faults: Faults) -> None:
+    value = getattr(instance, field.name)
+    if field.validator is None or isinstance(value, Unread):
+        return
+    try:
+        field.validator(instance, field, value)
+    except AttributeError as error:
+        if not isinstance(instance, Unread):  # otherwise it compares with an option that could not be read
+            faults.absorb(error)
+    except Exception as error:  # noqa: BLE001 (whatever a validator raises is a fault of the value)
+        faults.absorb(error)
+
+
+def convert(value: Any, expected: Any, faults: Faults) -> Any:
+    """`value` as the type `expected`, sharing no container with it; `Unread` if a fault was found."""
+    if isinstance(value, Unread):
+        return value
+    origin = typing.get_origin(expected) or expected
+    if origin is typing.Annotated:
+        return convert(value, typing.get_args(expected)[0], faults)
+    reader = _READERS.get(origin, _class)
+    return reader(value, expected, faults)
+
+
+def _anything(value: Any, expected: Any, faults: Faults) -> Any:  # noqa: ARG001 (one signature for all readers)
+    return INVALID if _holds_unread(value) else copy.deepcopy(value)
+
+
+def _holds_unread(value: Any) -> bool:
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, Unread) or any(map(_holds_unread, items))
+
+
+def _scalar(value: Any, expected: Any, faults: Faults) -> Any:
+    choices = typing.get_args(expected)
+    converted, ending = choose(value, choices) if choices else SCALARS[expected](value)
+    if converted is INVALID:
+        faults.add(f"expected {' or '.join(map(str, choices)) or type_name(expected)}, found {shown(value)}{ending}")
+    return converted
+
+
+def _union(value: Any, expected: Any, faults: Faults) -> Any:
+    arms = [arm for arm in typing.get_args(expected) if arm is not types.NoneType]
+    if value is None and len(arms) < len(typing.get_args(expected)):
+        return None
+    if len(arms) == 1:
+        return convert(value, arms[0], faults)
+    for arm in sorted(arms, key=lambda arm: arm is not type(value)):  # 5 stays an integer in `float | int`
+        trial = faults.trial()
+        converted = convert(value, arm, trial)
+        if not trial.found:
+            return converted
+    faults.add(f"expected {type_name(expected)}, found {shown(value)}")
+    return INVALID
+
+
+def _sequence(value: Any, expected: Any, faults: Faults) -> Any:
+    arms, make = typing.get_args(expected) or (Any,), _SEQUENCES[typing.get_origin(expected) or expected]
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        one = isinstance(value, (str, int, float))
+        faults.add(f"expected a list, found {shown(value)}{f'; write [{value}]' if one else ''}")
+        return INVALID
+    if make is tuple and typing.get_args(expected) and arms[-1] is not Ellipsis:
+        if len(arms) != len(value):
+            faults.add(f"expected {len(arms)} values, found {len(value)}")
+            return INVALID
+    else:
+        arms = (arms[0],) * len(value)
+    items = [convert(*pair, faults.at(place)) for place, pair in enumerate(zip(value, arms, strict=True))]
+    return INVALID if any(isinstance(item, Unread) for item in items) else make(items)
+
+
+def _mapping(value: Any, expected: Any, faults: Faults) -> Any:
+    if not isinstance(value, Mapping):
+        faults.add(f"expected a mapping, found {shown(value)}")
+        return INVALID
+    of_keys, of_items = typing.get_args(expected) or (Any, Any)
+    keys = [convert(key, of_keys, faults.at(str(key))) for key in value]
+    items = [_item(key, item, of_items, faults) for key, item in value.items()]
+    wrong = any(isinstance(found, Unread) for found in itertools.chain(keys, items))
+    return INVALID if wrong else dict(zip(keys, items, strict=True))
+
+
+def _item(key: Any, value: Any, expected: Any, faults: Faults) -> Any:
+    if expected not in SCALARS or not isinstance(value, Mapping):
+        return convert(value, expected, faults.at(str(key)))
+    path, leaf = [key], typing.cast("Any", value)
+    while isinstance(leaf, Mapping) and len(leaf) == 1:
+        (last, leaf), *_ = leaf.items()
+        path.append(last)
+    dotted = ".".join(map(str, path))
+    way_out = f"; a dot in an override leads a level down, so write {faults.address}={{{dotted}: {leaf}}}"
+    faults.at(str(key)).add(f"expected {type_name(expected)}, found {shown(value)}{way_out}")
+    return INVALID
+
+
+def _class(value: Any, expected: Any, faults: Faults) -> Any:
+    origin = typing.get_origin(expected) or expected
+    if isinstance(origin, type) and attrs.has(origin):
+        return read(origin, value, faults)
+    if isinstance(origin, type) and isinstance(value, origin):
+        return value
+    faults.add(f"an option of type {type_name(expected)} cannot be set from YAML")
+    return INVALID
+
+
+_SEQUENCES: Final[Mapping[object, Callable[[Iterable[Any]], Any]]] = {
+    list: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
+    Sequence: list,
+    Iterable: list,
+}
+_READERS: Final[Mapping[object, Callable[[Any, Any, Faults], Any]]] = {
+    Any: _anything,
+    object: _anything,
+    typing.Union: _union,
+    types.UnionType: _union,
+    Literal: _scalar,
+    dict: _mapping,
+    Mapping: _mapping,
+    **dict.fromkeys(SCALARS, _scalar),
+    **dict.fromkeys(_SEQUENCES, _sequence),
+}

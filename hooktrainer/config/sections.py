@@ -1,0 +1,105 @@
+"""The sections of a configuration: one frozen class for each, and the checks between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import attrs
+from attrs.validators import ge, optional
+
+from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.config.named import Named, PluginEntry, Use
+from hooktrainer.config.registry import COMPONENTS
+from hooktrainer.config.schema import HINT
+from hooktrainer.errors import ConfigError, Fault
+from hooktrainer.learner.options import Optim
+from hooktrainer.limits import Limits
+
+
+def _is_folder(_instance: object, _attribute: object, value: str) -> None:
+    if Path(value).name != value or value == "..":
+        raise ValueError(f"a run is kept in one folder, so its name has no '/'; found {value!r}")
+
+
+def _is_whole_step(trainer: TrainerConfig, _attribute: object, value: int) -> None:
+    updates, mini = trainer.parameter_sync_step, trainer.ppo_mini_batch_size
+    if value != updates * mini:
+        raise ValueError(
+            f"{value} is not parameter_sync_step x ppo_mini_batch_size = {updates} x {mini} = {updates * mini}"
+        )
+
+
+def _holds_a_mini_batch(config: Config, _attribute: object, replay: Limits) -> None:
+    mini = config.trainer.ppo_mini_batch_size
+    if replay.capacity is not None and replay.capacity < mini:
+        raise ConfigError([Fault("capacity", f"{replay.capacity} groups cannot hold a mini-batch of {mini}")])
+
+
+@attrs.frozen(kw_only=True)
+class TrainerConfig:
+    """How long the run is, and how its steps are cut."""
+
+    total_steps: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    """Steps, each with one weight sync; until the data ends if left out, which it then must."""
+    total_epochs: int = attrs.field(default=1, validator=ge(1))
+    """Passes over the data, joined; the run ends with the data if that is before `total_steps`."""
+    train_batch_size: int = attrs.field(validator=[ge(1), _is_whole_step])
+    """Prompts of one step: `parameter_sync_step` x `ppo_mini_batch_size`."""
+    ppo_mini_batch_size: int = attrs.field(validator=ge(1))
+    """Prompts of one update."""
+    parameter_sync_step: int = attrs.field(default=1, validator=ge(1))
+    """P, the updates between two weight syncs."""
+    num_warmup_batches: int = attrs.field(default=0, validator=ge(0))
+    """W, the mini-batches that are dispatched before the first update; 0 means that nothing overlaps."""
+    intra_op_threads: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    """Threads of one torch operation; torch decides if left out."""
+
+
+@attrs.frozen(kw_only=True)
+class RunConfig:
+    """Where the run is kept."""
+
+    name: str = attrs.field(validator=_is_folder)
+    """Folder of the run; the name of the YAML file if left out."""
+    dir: Path = attrs.field(factory=lambda: Path("runs").absolute())
+    """Folder of all runs, relative to the working directory."""
+    resume: Literal["off"] = attrs.field(
+        default="off", metadata={HINT: "A run always starts anew; nothing is continued from a checkpoint."}
+    )
+    """`off`: the run starts anew, and what an earlier one left in its folder is kept under another name."""
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """Everything that a run is made from."""
+
+    seed: int = attrs.field(default=0, validator=ge(0))
+    """Seed of everything random."""
+    task: Use
+    """Where prompts and rewards come from."""
+    model: Use
+    """The policy that is trained."""
+    rollout: Use
+    """The engine that answers prompts, and how it samples."""
+    algorithm: Algorithm = attrs.field(factory=Algorithm)
+    """How answers become a loss."""
+    optim: Optim = attrs.field(factory=Optim)
+    """How the loss becomes an update."""
+    trainer: TrainerConfig
+    """How long the run is, and how its steps are cut."""
+    replay: Limits = attrs.field(factory=Limits, validator=_holds_a_mini_batch)
+    """The buffer between rollouts and learner."""
+    run: RunConfig
+    """Where the run is kept."""
+    plugins: tuple[PluginEntry, ...] = ()
+    """Everything else that the run does, in the order of the list."""
+
+    @property
+    def named(self) -> Named:
+        """All that it names."""
+        return Named({key: getattr(self, key) for key in COMPONENTS}, self.plugins)
+
+
+SECTIONS: Final = tuple(field.name for field in attrs.fields(Config))
+"""In the order in which they are written, and their faults shown."""

@@ -1,0 +1,48 @@
+"""The short forms of YAML, spelled out, and the names of what they stand for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from hooktrainer.config.registry import COMPONENTS
+
+_FILE_USE: Final = re.compile(r"(?P<file>[^:$][^$]*\.py):\w+")
+
+
+def spelled_out(data: Any, base: Path) -> Any:
+    """Short forms (`- weight_sync`, `- weight_sync:`) as mappings with `use`, and files beside the YAML absolute."""
+    if not isinstance(data, dict):
+        return data
+    plugins = data.get("plugins")
+    changed = {key: _spelled_out(data[key], base) for key in COMPONENTS if key in data}
+    if isinstance(plugins, (list, tuple)):
+        changed["plugins"] = [_spelled_out(item, base) for item in plugins]
+    return data | changed
+
+
+def _spelled_out(item: Any, base: Path) -> Any:
+    if isinstance(item, str):
+        item = {"use": item}
+    elif isinstance(item, dict) and list(item.values()) == [None] and "use" not in item:
+        item = {"use": next(iter(item))}
+    use = item.get("use") if isinstance(item, dict) else None
+    if isinstance(use, str) and (found := _FILE_USE.fullmatch(use)):
+        path = base.absolute() / Path(found["file"]).expanduser()
+        return item | {"use": f"{path}:{use.rpartition(':')[2]}"}
+    return item
+
+
+def instance_name(use: str) -> str:
+    """The name of an instance that has no `name`: the short name, or the class of a longer `use` in snake case."""
+    _, colon, cls = use.rpartition(":")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls).lower() if colon else use
+
+
+def name_of(item: Any) -> str | None:
+    """The name of the instance that an item of the plugin list stands for; None if it is no entry at all."""
+    if not isinstance(item, dict):
+        return None
+    name = item.get("name")
+    return name if isinstance(name, str) else instance_name(str(item.get("use")))
