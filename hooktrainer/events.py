@@ -104,10 +104,10 @@ class Event:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls.signal = signal_name(cls.__name__)
+        cls.signal = snake_case(cls.__name__)
 
 
-def signal_name(class_name: str) -> str:
+def snake_case(class_name: str) -> str:
     """`IterationEnd` -> `iteration_end`, `KLGuard` -> `kl_guard`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 

@@ -10,7 +10,7 @@ from types import FunctionType
 import attrs
 
 from hooktrainer.errors import Fault, did_you_mean
-from hooktrainer.events import EVENTS, Event, StepEvent, WeightsSynced, signal_name
+from hooktrainer.events import EVENTS, Event, StepEvent, WeightsSynced, snake_case
 from hooktrainer.plugin import SPEC_ATTRIBUTE, HookSpec, Plugin, Priority
 
 
@@ -29,7 +29,7 @@ class Entry:
         """An entry for a bare plugin, named after its class."""
         if isinstance(plugin, Entry):
             return plugin
-        return cls(plugin, signal_name(type(plugin).__name__), f"plugins[{place}]")
+        return cls(plugin, snake_case(type(plugin).__name__), f"plugins[{place}]")
 
 
 @attrs.frozen(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hooktrainer.events import Event, signal_name
+from hooktrainer.events import Event, snake_case
 from hooktrainer.hooks import Slot
 from hooktrainer.plan import MADE_BY_THE_CORE, PASSES, Plan
 
@@ -53,7 +53,7 @@ def _declared(slot: Slot) -> str:
         "needs": slot.needs,
         "adds": slot.adds,
         "makes": slot.makes,
-        "emits": tuple(signal_name(event.__name__) for event in slot.emits),
+        "emits": tuple(snake_case(event.__name__) for event in slot.emits),
         "every": (str(slot.every),) if slot.every else (),
     }
     return " · ".join(f"{verb} {', '.join(names)}" for verb, names in parts.items() if names)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hooktrainer.config.registry import COMPONENTS
+from hooktrainer.events import snake_case
 
 _FILE_USE: Final = re.compile(r"(?P<file>[^:$][^$]*\.py):\w+")
 
@@ -37,7 +38,7 @@ def _spelled_out(item: Any, base: Path) -> Any:
 def instance_name(use: str) -> str:
     """The name of an instance that has no `name`: the short name, or the class of a longer `use` in snake case."""
     _, colon, cls = use.rpartition(":")
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls).lower() if colon else use
+    return snake_case(cls) if colon else use
 
 
 def name_of(item: Any) -> str | None:
