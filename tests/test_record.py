@@ -85,12 +85,32 @@ def test_a_record_knows_whether_anything_was_added() -> None:
 
 
 def test_what_is_only_known_at_the_seal_is_in_the_same_row() -> None:
-    asked = []
+    asked: list[str] = []
     record = Record(step=1, before_seal=lambda: asked.append("once") or {"timing_s/step": Sum(2.0)})
-    record.add({"timing_s/step": Sum(1.0)})
+    record.add({"timing_s/gen": Sum(1.0)})
     assert not asked
-    assert record.seal() == {"timing_s/step": 3.0}
+    assert record.seal() == {"timing_s/gen": 1.0, "timing_s/step": 2.0}
     assert asked == ["once"]
+
+
+def test_a_seal_that_failed_counts_nothing_twice() -> None:
+    record = Record(step=1, before_seal=lambda: {"timing_s/step": Sum(2.0)})
+
+    def fail(_: object) -> dict[str, float]:
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        record.seal(fail)
+
+    assert record.seal() == {"timing_s/step": 2.0}
+
+
+def test_what_the_core_measures_is_not_for_others_to_report() -> None:
+    record = Record(step=1, before_seal=lambda: {"timing_s/step": Sum(2.0)})
+    record.add({"timing_s/step": Sum(1.0)}, "learner.collect")
+
+    with pytest.raises(MetricError, match="learner.collect reports 'timing_s/step', which the core measures itself"):
+        record.seal()
 
 
 def test_derived_values_replace_add_and_take_out() -> None:
