@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import attrs
 
@@ -11,6 +12,9 @@ from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.hooks import Entry
 from hooktrainer.plugin import UNBOUND, port_fields
 from hooktrainer.ports import Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, Sink, WeightTransport
+
+STANDARD_PORTS: Final = (Learner, RolloutEngine, ReplayBuffer, WeightTransport, PromptSource, Clock)
+"""Types of port that every run offers."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,15 +34,8 @@ class Ports:
 
     def by_type(self) -> Mapping[type, object]:
         """What a typed port can be."""
-        return {
-            Learner: self.learner,
-            RolloutEngine: self.engine,
-            ReplayBuffer: self.buffer,
-            WeightTransport: self.transport,
-            PromptSource: self.prompts,
-            Clock: self.clock,
-            **self.extra,
-        }
+        standard = (self.learner, self.engine, self.buffer, self.transport, self.prompts, self.clock)
+        return {**dict(zip(STANDARD_PORTS, standard, strict=True)), **self.extra}
 
 
 def bind(entries: tuple[Entry, ...], ports: Ports) -> None:
@@ -48,26 +45,39 @@ def bind(entries: tuple[Entry, ...], ports: Ports) -> None:
         raise ConfigError(faults)
 
 
+def port_faults(entry: Entry, offered: Iterable[type]) -> Iterator[Fault]:
+    """What is wrong with the typed ports of a plugin, as far as their types tell."""
+    yield from (fault for _, fault in _typed(entry, frozenset(offered)) if fault is not None)
+
+
 def _bind_typed(entry: Entry, ports: Ports) -> Iterator[Fault]:
+    offered = ports.by_type()
+    for (field, wanted), fault in _typed(entry, frozenset(offered)):
+        if fault is not None:
+            yield fault
+        elif wanted is not None:
+            setattr(entry.plugin, field, offered[wanted])
+
+
+def _typed(entry: Entry, offered: frozenset[type]) -> Iterator[tuple[tuple[str, type | None], Fault | None]]:
+    """Every unbound port with the type that it wants, or with what is wrong with that."""
     cls = type(entry.plugin)
     fields = [field for field in port_fields(cls, named=False) if getattr(entry.plugin, field.name) is UNBOUND]
-    if not fields:
-        return
     try:
-        types = typing.get_type_hints(cls)
+        types = typing.get_type_hints(cls) if fields else {}
     except NameError as error:
-        yield Fault(entry.address, f"a port of {cls.__name__} has a type that is not imported at run time: {error}")
+        text = f"a port of {cls.__name__} has a type that is not imported at run time: {error}"
+        yield ("", None), Fault(entry.address, text)
         return
-    offered = ports.by_type()
     for field in fields:
         wanted = types.get(field.name)
-        if wanted is not None and wanted in offered:
-            setattr(entry.plugin, field.name, offered[wanted])
+        if wanted in offered:
+            yield (field.name, wanted), None
         else:
             name = getattr(wanted, "__name__", str(wanted))
             known = sorted(kind.__name__ for kind in offered)
             text = f"port '{field.name}' wants a {name}, which this run does not offer; it has {', '.join(known)}."
-            yield Fault(entry.address, text + did_you_mean(name, known))
+            yield (field.name, None), Fault(entry.address, text + did_you_mean(name, known))
 
 
 def _bind_named(entry: Entry, offered: Mapping[str, object]) -> Iterator[Fault]:

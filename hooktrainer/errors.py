@@ -5,6 +5,7 @@
     + PlanError          the plugins cannot be put into one order that is right
   x MetricError          a metric that cannot be merged, or two meanings for one name
   x RecordError          a row read before it is sealed, or written to after
+    + MissingMetricError a metric that the row does not have
   x BusError             an emit, stop or signal from where none is allowed
   x PortError            a plugin used a port that nobody bound
   x RunError             the run itself failed (exit 1)
@@ -58,6 +59,12 @@ class MetricError(HookTrainerError):
 
 class RecordError(HookTrainerError):
     """A row was read before it was sealed, or written to after."""
+
+
+class MissingMetricError(RecordError, KeyError):
+    """A row has no metric of this name."""
+
+    __str__ = Exception.__str__  # a KeyError would show the repr of the sentence
 
 
 class BusError(HookTrainerError):

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-from hooktrainer.errors import MetricError, RecordError
+from hooktrainer.errors import MetricError, MissingMetricError, RecordError, did_you_mean
 from hooktrainer.metrics import Metric, Value, merge
 
 Row: TypeAlias = Mapping[str, Any]
 """What a step came to, read-only: one float a key, or for `Counts` a mapping from values to counts."""
 Derive: TypeAlias = Callable[[Row], Mapping[str, Value]]
 """Values recomputed from the reduced ones; None takes a key out."""
+
+
+class _Row(dict[str, Any]):
+    """The values of a row; a key that is not there is looked for among those that are."""
+
+    def __init__(self, step: int, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._step = step
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise MissingMetricError(
+            f"the row of step {self._step} has no '{key}'.{did_you_mean(key, self)} It may be absent in some steps, as "
+            f"validation is that runs every few: row.get('{key}')"
+        )
 
 
 class Record:
@@ -97,7 +111,8 @@ class Record:
                 row.pop(key, None)
             else:
                 row[key] = value
-        self._row = MappingProxyType(
-            {key: MappingProxyType(dict(value)) if isinstance(value, Mapping) else value for key, value in row.items()}
-        )
+        frozen = {
+            key: MappingProxyType(dict(value)) if isinstance(value, Mapping) else value for key, value in row.items()
+        }
+        self._row = MappingProxyType(_Row(self.step, frozen))
         return self._row

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,11 @@ REPEATED_DROPS: Final = 3
 """Drops of one prompt after which it is said that it is not trained."""
 
 
+def _bucket(seconds: float) -> float:
+    """The nearest of five values a decade, so that a run has few different ones."""
+    return float(f"{10 ** (round(5 * math.log10(max(seconds, 1e-6))) / 5):.2g}")
+
+
 class GroupBuffer:
     """Thread-safe and group-atomic; engines claim and finish, the loop dispatches and samples."""
 
@@ -49,7 +55,7 @@ class GroupBuffer:
         self._losses = Losses(self._limits.max_failed_groups, self._limits.max_lost_groups)
         self._drops: Counter[str] = Counter()  # by text of the prompt, until it is trained
         self._counts: Counter[str] = Counter()
-        self._seconds: Counter[float] = Counter()  # of each group, to two digits
+        self._seconds: Counter[float] = Counter()  # of each group
         self._closed = False
         self.ledger = Ledger()
         """The fate of every dispatch; read it on the loop's thread."""
@@ -96,7 +102,7 @@ class GroupBuffer:
             if self._limits.capacity is None:
                 return allowed
             room = self._limits.capacity - len(self._line)
-            if makes_room and self._limits.when_full == "evict":
+            if makes_room and budget is None and self._limits.when_full == "evict":  # a budget is no demand
                 room += self._line.num_finished
             return min(allowed, room)
 
@@ -131,7 +137,7 @@ class GroupBuffer:
             if self._still_runs(group):
                 whole = attrs.evolve(group, trajectories=tuple(trajectories))
                 seconds = self._clock.now() - self._line.finish(whole)
-                self._seconds[float(f"{seconds:.2g}")] += 1
+                self._seconds[_bucket(seconds)] += 1
                 self.ledger.finish(whole)
                 self._sampleable.notify_all()
 
@@ -171,10 +177,10 @@ class GroupBuffer:
                     _LOG.warning("still waiting: %s", self._waiting_for(size, step, evicted))
 
     def trainable(self, step: int) -> bool:
-        """Whether a group is left that the strategy would not evict in `step`: the newest one, if any."""
+        """Whether a group is left that could be trained in `step`: the newest one, or a stale one's prompt once more."""
         with self._lock:
             newest = self._line.newest
-            return newest is not None and not self._policy.evicts(newest.staleness(step))
+            return newest is not None and (self._policy.requeues or not self._policy.evicts(newest.staleness(step)))
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """How many groups are in each state now, what was lost since the last call, and the totals of the ledger."""

@@ -258,3 +258,17 @@ def test_a_check_that_stumbles_over_another_fault_is_not_heard(tmp_path: Path) -
 def test_every_shipped_configuration_composes(path: Path) -> None:
     parts = build_parts(load_config(path))
     assert "weight_sync" in [entry.name for entry in parts.plan.entries]
+
+
+def test_a_port_that_no_run_offers_is_a_fault_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "import attrs\nfrom hooktrainer import Plugin, port\nfrom hooktrainer.ports import Learner\n\n\n"
+        "@attrs.define(kw_only=True)\nclass Odd(Plugin):\n    '''Odd.'''\n\n"
+        "    learner: int = port()\n    engine: 'Rollouts' = port()\n\n\n"
+        "@attrs.define(kw_only=True)\nclass Fine(Plugin):\n    '''Fine.'''\n\n    learner: Learner = port()\n"
+    )
+    found = faults(tmp_path, BASE + "plugins: [weight_sync, 'odd.py:Odd', 'odd.py:Fine']")
+
+    assert found == [
+        "plugins[1]: a port of Odd has a type that is not imported at run time: name 'Rollouts' is not defined"
+    ]

@@ -168,7 +168,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update_with_one_mess
         assert main(["fit", "inline.yaml"]) == 1
 
     said = capsys.readouterr().err
-    assert said.startswith("the run failed: actor/pg_loss is nan: no update was made")
+    assert said.startswith(
+        "0 steps complete, kept in runs/inline\nthe run failed: actor/pg_loss is nan: no update was made"
+    )
     assert "Traceback" not in said
     assert rows("inline") == []
     assert main(["fit", "inline.yaml", "trainer.total_steps=1"]) == 0
@@ -217,15 +219,17 @@ def test_an_error_in_a_plugin_keeps_its_traceback_and_names_the_plugin(capsys: p
     assert "raised by plugin 'broken' (plugins[1]): Broken.start on step_start, COLLECT 200, step 1" in said
 
 
-def test_ctrl_c_exits_130_with_whole_rows_and_no_thread_left() -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_run_cleanly_with_whole_rows(number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-u", "-m", "hooktrainer", "fit", "thread.yaml", "trainer.total_steps=1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step"):
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             break
-    process.communicate(timeout=30)
+    _, said = process.communicate(timeout=30)
 
-    assert process.returncode == 130
+    assert process.returncode == code
+    assert "complete, kept in runs/thread" in said
     assert [row["step"] for row in rows("thread")] == list(range(1, len(rows("thread")) + 1))

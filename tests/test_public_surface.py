@@ -11,7 +11,9 @@ import pytest
 import hooktrainer
 
 
-@pytest.mark.parametrize("module", ["hooktrainer", "hooktrainer.config", "hooktrainer.testing"])
+@pytest.mark.parametrize(
+    "module", ["hooktrainer", "hooktrainer.config", "hooktrainer.simulation", "hooktrainer.testing"]
+)
 def test_all_is_sorted_complete_and_importable(module: str) -> None:
     found = importlib.import_module(module)
 
@@ -30,7 +32,7 @@ def test_dir_shows_the_public_names() -> None:
     [
         "import hooktrainer",
         "from hooktrainer import Bus, Plugin, Priority, Trainer, build_trainer, load_config, on, port, state",
-        "import hooktrainer.events, hooktrainer.metrics, hooktrainer.testing",
+        "import hooktrainer.events, hooktrainer.metrics, hooktrainer.simulation, hooktrainer.testing",
         "import hooktrainer_plugins.log_after_collect, hooktrainer_plugins.metric_aggregation",
         "import hooktrainer_plugins.staleness, hooktrainer_plugins.validation, hooktrainer_plugins.weight_sync",
     ],

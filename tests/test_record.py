@@ -127,3 +127,15 @@ def test_a_derivation_cannot_change_what_it_reads() -> None:
     record.add({"loss": Mean(1.0)})
     with pytest.raises(TypeError):
         record.seal(lambda parts: operator.setitem(parts, "loss", 2.0))
+
+
+def test_a_metric_that_is_not_there_is_looked_for_among_those_that_are() -> None:
+    record = Record(step=3)
+    record.add({"val/score/mean": Sum(1.0)})
+    row = record.seal()
+
+    with pytest.raises(KeyError) as caught:
+        row["val/score/maen"]
+    assert str(caught.value).startswith("the row of step 3 has no 'val/score/maen'. Did you mean 'val/score/mean'?")
+    assert row.get("val/score/max") is None
+    assert "val/score/max" not in row

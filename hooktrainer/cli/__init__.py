@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 when done, 2 if the configuration is wrong, 1 on failure, 130 if interrupted."""
-    args = _parser().parse_args(argv)
+    args = _parse(argv)
     # `package.module:Class` is found beside the working directory, as under `python -m hooktrainer`.
     if os.getcwd() not in sys.path:  # noqa: PTH109 (a string, as sys.path wants)
         sys.path.append(os.getcwd())  # noqa: PTH109
@@ -46,6 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return 1
     return code
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(args, "config") or any(argument.startswith("-") for argument in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.config += rest  # argparse takes positional arguments in one piece, so an option may have cut them
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:

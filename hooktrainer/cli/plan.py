@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from hooktrainer.cli._config import add_config_arguments, load
+from hooktrainer.errors import PlanError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,5 +19,10 @@ def run(args: argparse.Namespace) -> int:
     from hooktrainer.config import build_parts
     from hooktrainer.plan_view import describe
 
-    sys.stdout.write(describe(build_parts(load(args)).plan))
+    plan = build_parts(load(args)).plan
+    sys.stdout.write(describe(plan))
+    try:
+        plan.require_sync()
+    except PlanError as error:
+        sys.stderr.write(f"warning: `fit` refuses this run: {error}\n")
     return 0

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import attrs
 
+from hooktrainer.binding import STANDARD_PORTS, port_faults
 from hooktrainer.config import registry
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import field_type, init_fields, key_paths, option_name
@@ -55,6 +56,7 @@ def assemble(named: Named, config: Config | Unread, faults: Faults) -> Parts:
     enabled = [entry for entry in named.plugins if entry.enabled]
     built = [_entry(entry, config, attrs.evolve(faults, address=entry.address)) for entry in enabled]
     entries = [entry for entry in built if entry is not None]
+    faults.found.extend(fault for entry in entries for fault in port_faults(entry, STANDARD_PORTS))
     plan = Plan()
     try:
         plan = Plan.build(entries, complete=named.complete and len(entries) == len(built))

@@ -1,0 +1,141 @@
+"""How long things take: distributions of seconds, by a spelling that fits on a command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias
+
+import attrs
+import numpy as np
+from omegaconf import OmegaConf
+
+from hooktrainer.errors import ConfigError
+
+Kind: TypeAlias = Literal["generate", "train", "sync"]
+"""What takes time: a group, a mini-batch, a weight sync."""
+FORMS: Final = "SECONDS, constant:SECONDS, lognormal:MEAN:SIGMA or recorded:RUN_DIR"
+_GROUP: Final = "timing_s/group/"
+_KEYS: Final[Mapping[Kind, str]] = {
+    "generate": f"{_GROUP}<seconds>",
+    "train": "timing_s/update_actor",
+    "sync": "timing_s/weight_sync",
+}
+
+
+class Distribution(Protocol):
+    """Seconds that something takes."""
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Seconds, at least 0."""
+        ...
+
+
+def _is_finite(_instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"'{attribute.name}' must be finite and at least 0: {value:g}")
+
+
+def _is_positive(_instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"'{attribute.name}' must be finite and above 0: {value:g}")
+
+
+@attrs.frozen
+class Constant:
+    """Always the same."""
+
+    seconds: float = attrs.field(converter=float, validator=_is_finite)
+
+    def draw(self, rng: np.random.Generator) -> float:  # noqa: ARG002
+        """The seconds."""
+        return self.seconds
+
+
+@attrs.frozen
+class LogNormal:
+    """Skewed to the right, as lengths of answers are."""
+
+    mean: float = attrs.field(converter=float, validator=_is_positive)
+    """Of the seconds."""
+    sigma: float = attrs.field(converter=float, validator=_is_finite)
+    """Standard deviation of the logarithm of the seconds."""
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """The exponential of a normal number."""
+        return float(rng.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma))
+
+
+@attrs.frozen
+class Recorded:
+    """What a run measured."""
+
+    seconds: tuple[float, ...]
+    shares: tuple[float, ...] = attrs.field(repr=False)
+    """Of each value, cumulated; the last one is 1."""
+
+    @classmethod
+    def of(cls, counts: Mapping[float, float]) -> Self:
+        """From how often each value was seen."""
+        values = sorted(counts)
+        shares = np.cumsum([counts[value] for value in values])
+        return cls(tuple(values), tuple((shares / shares[-1]).tolist()))
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """A value as often as it was seen."""
+        return self.seconds[int(np.searchsorted(self.shares, rng.random(), side="right"))]
+
+
+def parse_distribution(text: str, kind: Kind) -> Distribution:
+    """The distribution that a text names; `kind` says what to look for in a recorded run. Raises `ConfigError`."""
+    name, *rest = text.split(":") if ":" in text else ["constant", text]
+    try:
+        if name == "recorded":
+            return _recorded(Path(text.partition(":")[2]), kind)
+        makers: dict[str, Callable[..., Distribution]] = {"constant": Constant, "lognormal": LogNormal}
+        return makers[name](*rest)
+    except (KeyError, TypeError, ValueError) as error:
+        why = f": {error}" if isinstance(error, ValueError) else ""
+        raise ConfigError(f"--{kind} {text}{why}; expected {FORMS}") from error
+
+
+def _recorded(directory: Path, kind: Kind) -> Recorded:
+    path = directory / "metrics.jsonl"
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise ConfigError(f"--{kind} recorded:{directory}: {path} cannot be read ({error.strerror})") from error
+    counts: dict[float, float] = {}
+    for seconds, count in _measured(rows, directory, kind):
+        counts[seconds] = counts.get(seconds, 0) + count
+    if not counts:
+        raise ConfigError(
+            f"--{kind} recorded:{directory}: no row has {_KEYS[kind]}; the run needs metric_aggregation, and "
+            "log_after_collect with the sink jsonl"
+        )
+    return Recorded.of(counts)
+
+
+def _measured(rows: list[dict[str, Any]], directory: Path, kind: Kind) -> Iterator[tuple[float, float]]:
+    """Seconds, and how often."""
+    if kind == "generate":
+        for row in rows:
+            histogram = {key: count for key, count in row.items() if key.startswith(_GROUP) and count}
+            yield from ((float(key.removeprefix(_GROUP)), count) for key, count in histogram.items())
+        return
+    updates = _updates_per_step(directory) if kind == "train" else 1
+    for row in (row for row in rows if row.get(_KEYS[kind]) is not None):
+        times = row.get("training/partial_iterations", updates) if kind == "train" else 1
+        yield row[_KEYS[kind]] / times, times
+
+
+def _updates_per_step(directory: Path) -> int:
+    try:
+        return int(OmegaConf.load(directory / "config.yaml").trainer.parameter_sync_step)
+    except (OSError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--train recorded:{directory}: its config.yaml does not say trainer.parameter_sync_step, by which the "
+            "time of a step is divided"
+        ) from error

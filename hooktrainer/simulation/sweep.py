@@ -1,0 +1,99 @@
+"""A configuration in many settings: thresholds times workers, one simulated run each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import attrs
+
+from hooktrainer.config import Config, build_parts
+from hooktrainer.errors import ConfigError, RunError
+from hooktrainer.events import FitStart
+from hooktrainer.hooks import Entry
+from hooktrainer.plan import Plan
+from hooktrainer.plugin import option_fields
+from hooktrainer.simulation.outcome import Outcome
+from hooktrainer.simulation.run import Simulation
+from hooktrainer.simulation.schedule import Schedule
+
+POLICY: Final = "replay.policy"
+THRESHOLD: Final = "max_off_policy_threshold"
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One setting and what came of it."""
+
+    threshold: int | None
+    """T; None if no plugin has one."""
+    workers: int
+    groups_at_once: int
+    outcome: Outcome | None = None
+    reason: str = ""
+    """Why there is no outcome."""
+
+
+def sweep(
+    config: Config,
+    schedule: Schedule,
+    *,
+    steps: int,
+    thresholds: Sequence[int] = (),
+    workers: Sequence[int] = (),
+) -> Iterator[Row]:
+    """Run every setting on the same times; without thresholds or workers, with those of the configuration.
+
+    A setting that is refused or starves gives a row that says why. Raises `ConfigError` if the configuration itself is
+    wrong, or nothing in it has a threshold.
+    """
+    parts = build_parts(config)
+    name, threshold = _threshold(parts.plan)
+    if thresholds and name is None:
+        raise ConfigError(
+            f"--thresholds needs a plugin that makes '{POLICY}' and has the option {THRESHOLD}; add staleness"
+        )
+    for chosen in thresholds or (threshold,):
+        for count in workers or (getattr(parts.rollout, "workers", 1),):
+            groups_at_once = count * groups_per_worker(parts.rollout)
+            found = Row(threshold=chosen, workers=count, groups_at_once=groups_at_once)
+            try:
+                yield attrs.evolve(found, outcome=_outcome(config, name, found, schedule, steps))
+            except (ConfigError, RunError) as error:
+                yield attrs.evolve(found, reason=str(error))
+
+
+def groups_per_worker(rollout: Any) -> int:
+    """Groups that one worker of the engine generates at once."""
+    if getattr(rollout, "batching", "group") == "group":
+        return 1
+    return max(1, int(rollout.slots) // int(rollout.n))
+
+
+def policy_entries(plan: Plan) -> tuple[Entry, ...]:
+    """The plugins that set the staleness strategy."""
+    return tuple(dict.fromkeys(slot.entry for slot in plan.slots[FitStart] if POLICY in slot.makes))
+
+
+def _threshold(plan: Plan) -> tuple[str | None, int | None]:
+    for entry in policy_entries(plan):
+        if any(field.name == THRESHOLD for field in option_fields(type(entry.plugin))):
+            return entry.name, getattr(entry.plugin, THRESHOLD)
+    return None, None
+
+
+def _outcome(config: Config, name: str | None, row: Row, schedule: Schedule, steps: int) -> Outcome:
+    plugins = tuple(
+        attrs.evolve(entry, options={**entry.options, THRESHOLD: row.threshold}) if entry.name == name else entry
+        for entry in config.plugins
+    )
+    parts = build_parts(attrs.evolve(config, plugins=plugins))
+    return Simulation(
+        config=attrs.evolve(config.trainer, total_steps=steps),
+        plugins=policy_entries(parts.plan),
+        schedule=schedule,
+        limits=config.replay,
+        groups_at_once=row.groups_at_once,
+        # An engine without workers of its own is served by the loop, while that waits.
+        overlaps=hasattr(parts.rollout, "workers"),
+    ).run()
