@@ -31,17 +31,31 @@ def test_it_is_a_policy() -> None:
     assert isinstance(build(), Policy)
 
 
-@pytest.mark.parametrize("left_pad", [None, torch.tensor([0, 2, 4])], ids=["whole", "ragged"])
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 4]], ids=["even", "ragged"])
 @torch.no_grad()
-def test_cached_decoding_gives_the_logits_of_a_full_forward(model: Transformer, left_pad: torch.Tensor | None) -> None:
+def test_cached_decoding_gives_the_logits_of_a_full_forward(model: Transformer, lengths: list[int]) -> None:
     sequence = tokens(3, 12)
-    full = model(sequence, left_pad)
-
+    full = model(sequence)
     cache = model.new_cache(3, 12)
-    parts = [model(part, left_pad, cache=cache) for part in sequence.split([5, 1, 1, 3, 2], dim=1)]
 
-    keep = 4 if left_pad is not None else 0
-    torch.testing.assert_close(torch.cat(parts, dim=1)[:, keep:], full[:, keep:], atol=1e-5, rtol=0)
+    logits = [model.prefill(sequence[:, :5], lengths, cache)]
+    for place in range(6):
+        following = sequence[torch.arange(3), torch.tensor(lengths) + place]
+        logits += [model.decode(following, cache)]
+
+    for row, length in enumerate(lengths):
+        expected = full[row, length - 1 : length + 6]
+        torch.testing.assert_close(torch.stack(logits)[:, row], expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_what_stands_behind_a_text_changes_nothing(model: Transformer) -> None:
+    short, padded = tokens(2, 3), tokens(2, 8, seed=9)
+    padded[:, :3] = short
+
+    logits = model.prefill(padded, [3, 3], model.new_cache(2, 8))
+
+    torch.testing.assert_close(logits, model(short)[:, -1], atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -67,16 +81,22 @@ def test_no_token_sees_a_later_one(model: Transformer) -> None:
 
 
 @torch.no_grad()
-def test_a_repeated_cache_answers_each_row_alike_and_shares_no_memory(model: Transformer) -> None:
-    prompts = tokens(2, 4)
-    cache = model.new_cache(2, 8)
-    model(prompts, cache=cache)
-    repeated = cache.repeat(3)
-    following = tokens(2, 1, seed=5)
+def test_rows_of_a_cache_are_copied_kept_and_moved(model: Transformer) -> None:
+    texts = tokens(3, 5)
+    prompts, cache = model.new_cache(3, 5), model.new_cache(8, 9)
+    model.prefill(texts, [5, 3, 4], prompts)
 
-    many = model(following.repeat_interleave(3, dim=0), cache=repeated)
+    cache.append(prompts, [0, 0, 2])
+    cache.append(prompts, [1, 2])
+    cache.keep([0, 4, 3])
+    following = tokens(3, 1, seed=5)[:, 0]
+    logits = model.decode(following, cache)
 
-    torch.testing.assert_close(many, model(following, cache=cache).repeat_interleave(3, dim=0), atol=1e-6, rtol=0)
+    assert cache.lengths == [6, 5, 4]
+    for row, (text, length) in enumerate([(0, 5), (2, 4), (1, 3)]):
+        alone = torch.cat([texts[text, :length], following[row : row + 1]])[None]
+        torch.testing.assert_close(logits[row], model(alone)[0, -1], atol=1e-5, rtol=0)
+    assert prompts.lengths == [5, 3, 4]
 
 
 @torch.no_grad()
@@ -90,9 +110,15 @@ def test_no_gradient_is_nan_with_padding(model: Transformer) -> None:
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@torch.no_grad()
 def test_too_many_tokens_are_refused() -> None:
+    model = build()
     with pytest.raises(ValueError, match="17 tokens do not fit into a model built for 16"):
-        build()(tokens(1, 17))
+        model(tokens(1, 17))
+    cache = model.new_cache(1, 16)
+    model.prefill(tokens(1, 16), [16], cache)
+    with pytest.raises(ValueError, match="17 tokens do not fit into a model built for 16"):
+        model.decode(torch.tensor([0]), cache)
 
 
 def test_one_seed_gives_the_same_weights_and_leaves_the_global_generator_alone() -> None:

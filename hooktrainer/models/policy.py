@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
 
 class Cache(Protocol):
-    """What a model remembers of the tokens before, one row an answer."""
+    """What a model remembers of the tokens before: one row an answer, each of its own length."""
 
-    def repeat(self, times: int) -> Self:
-        """Every row `times` times, in place of itself; shares no memory with this one."""
+    def append(self, other: Self, rows: Sequence[int]) -> None:
+        """Copies of these rows of another cache, behind the own ones."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows in this order, and forget the others."""
         ...
 
 
@@ -20,23 +24,27 @@ class Cache(Protocol):
 class Policy(Protocol):
     """A decoder-only language model, as a module."""
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        left_pad: Tensor | None = None,
-        *,
-        cache: Cache | None = None,
-        logits_to_keep: int | None = None,
-    ) -> Tensor:
+    def __call__(self, tokens: Tensor, left_pad: Tensor | None = None, *, logits_to_keep: int | None = None) -> Tensor:
         """Logits of the next token, shape (B, L, V); of the last `logits_to_keep` positions only if that is given.
 
         `tokens` has the shape (B, L). The first `left_pad` (B,) tokens of a row are padding, which nothing may depend
-        on; None means no padding. With a `cache`, `tokens` continue those that it has seen; `left_pad` stays the same.
+        on; None means no padding.
         """
         ...
 
     def new_cache(self, rows: int, length: int) -> Cache:
-        """An empty cache for `rows` answers of at most `length` tokens, prompt and padding included."""
+        """An empty cache for at most `rows` answers of at most `length` tokens, prompt included."""
+        ...
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: Cache) -> Tensor:
+        """Read B texts into an empty cache; logits of the token behind each, shape (B, V).
+
+        `tokens` has the shape (B, L); what stands behind a row's length is padding, which nothing may depend on.
+        """
+        ...
+
+    def decode(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Read one more token (B,) of every row of a cache; logits of the token behind it, shape (B, V)."""
         ...
 
 

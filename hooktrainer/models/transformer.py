@@ -6,37 +6,21 @@ Shapes: B rows, L tokens, H heads, D width of a head, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hooktrainer.models.kv_cache import KVCache
+
 Positions: TypeAlias = Literal["learned", "rotary"]
 Rotation: TypeAlias = tuple[Tensor, Tensor]
-"""Cosines and sines, each of shape (B or 1, L, 1, 1, D)."""
-
-
-class KVCache:
-    """Keys and values of all layers, in memory set aside for `length` tokens."""
-
-    def __init__(self, memory: Tensor, used: int = 0) -> None:
-        self._memory = memory
-        """Shape (layers, 2, B, H, length, D)."""
-        self.used = used
-        """Tokens that every layer has seen."""
-
-    def repeat(self, times: int) -> KVCache:
-        """Every row `times` times, in place of itself."""
-        return KVCache(self._memory.repeat_interleave(times, dim=2), self.used)
-
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (B, H, L, D) behind the tokens before; returns all keys and values so far."""
-        end = self.used + keys.shape[-2]
-        memory = self._memory[layer]
-        memory[0, :, :, self.used : end] = keys
-        memory[1, :, :, self.used : end] = values
-        return memory[0, :, :, :end], memory[1, :, :, :end]
+"""Cosines and sines, each of shape (B or 1, L, 1, D)."""
+Extend: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes keys and values of new tokens, gives those of all tokens so far."""
 
 
 class Layer(nn.Module):
@@ -52,17 +36,16 @@ class Layer(nn.Module):
         self.mlp_in = nn.Linear(width, mlp_ratio * width, bias=False)
         self.mlp_out = nn.Linear(mlp_ratio * width, width, bias=False)
 
-    def forward(
-        self, stream: Tensor, rotation: Rotation | None, mask: Tensor | None, cache: KVCache | None, index: int
-    ) -> Tensor:
-        """One layer over (B, L, width); `mask` None means causal over these tokens alone."""
+    def forward(self, stream: Tensor, rotation: Rotation | None, mask: Tensor | None, memory: Extend | None) -> Tensor:
+        """One layer over (B, L, width); without a mask, causal over these tokens, or of one token over everything."""
         rows, length, width = stream.shape
         qkv = self.qkv(self.attention_norm(stream)).view(rows, length, 3, self.heads, -1)
-        turned = qkv[:, :, :2] if rotation is None else rotate(qkv[:, :, :2], *rotation)
-        queries, keys = turned.transpose(1, 3).unbind(2)
-        values = qkv[:, :, 2].transpose(1, 2)
-        if cache is not None:
-            keys, values = cache.extend(index, keys, values)
+        queries, keys, values = qkv.unbind(2)
+        if rotation is not None:
+            queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
+        if memory is not None:
+            keys, values = memory(keys, values)
+        queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
         causal = mask is None and length > 1
         attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
         stream = stream + self.attention_out(attended.transpose(1, 2).reshape(rows, length, width))
@@ -114,49 +97,63 @@ class Transformer(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
 
     def new_cache(self, rows: int, length: int) -> KVCache:
-        """An empty cache for `rows` answers of at most `length` tokens, prompt and padding included."""
+        """An empty cache for at most `rows` answers of at most `length` tokens, prompt included."""
         layers, pair, heads, head_width = self._cache_shape
-        return KVCache(self.embedding.weight.new_empty(layers, pair, rows, heads, length, head_width))
+        # Zeros: what is masked must not be NaN, since zero times NaN is NaN.
+        return KVCache(self.embedding.weight.new_zeros(layers, pair, rows, length, heads, head_width))
 
-    def forward(
-        self,
-        tokens: Tensor,
-        left_pad: Tensor | None = None,
-        *,
-        cache: KVCache | None = None,
-        logits_to_keep: int | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, left_pad: Tensor | None = None, *, logits_to_keep: int | None = None) -> Tensor:
         """Logits of the next token, shape (B, L, V); see `models.policy.Policy`."""
-        start = 0 if cache is None else cache.used
-        places, mask = self._places(start, start + tokens.shape[1], left_pad)
+        places, mask = self._padded_places(tokens.shape[1], left_pad)
+        stream = self._read(tokens, places, mask)
+        return self._logits(stream if logits_to_keep is None else stream[:, stream.shape[1] - logits_to_keep :])
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: KVCache) -> Tensor:
+        """Read texts into an empty cache; logits of the token behind each, shape (B, V)."""
+        # Padding on the right is behind all that is real, where no real token looks.
+        places, _ = self._padded_places(tokens.shape[1], None)
+        stream = self._read(tokens, places, None, cache)
+        cache.lengths = list(lengths)
+        last = torch.tensor(lengths, device=stream.device) - 1
+        return self._logits(stream[torch.arange(len(tokens), device=stream.device), last])
+
+    def decode(self, tokens: Tensor, cache: KVCache) -> Tensor:
+        """Read one more token of every row of a cache; logits of the token behind it, shape (B, V)."""
+        self._check_length(max(cache.lengths) + 1)
+        places, mask = cache.next_places()
+        stream = self._read(tokens[:, None], places, mask, cache)
+        cache.lengths = [length + 1 for length in cache.lengths]
+        return self._logits(stream[:, 0])
+
+    def _read(self, tokens: Tensor, places: Tensor, mask: Tensor | None, cache: KVCache | None = None) -> Tensor:
         stream = self.embedding(tokens)
         rotation = None
         if self.positions is not None:
             stream = stream + self.positions(places)
         else:
-            cosines, sines = self.rotary[:, places, None, None].unbind()
+            cosines, sines = self.rotary[:, places, None].unbind()
             rotation = (cosines, sines)
         for index, layer in enumerate(self.layers):
-            stream = layer(stream, rotation, mask, cache, index)
-        if cache is not None:
-            cache.used += tokens.shape[1]
-        if logits_to_keep is not None:
-            stream = stream[:, stream.shape[1] - logits_to_keep :]
+            stream = layer(stream, rotation, mask, None if cache is None else partial(cache.extend, index))
+        return stream  # type: ignore[no-any-return]
+
+    def _logits(self, stream: Tensor) -> Tensor:
         return self.head(self.norm(stream))  # type: ignore[no-any-return]
 
-    def _places(self, start: int, end: int, left_pad: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Places of the tokens start..end in their rows, (B or 1, L), and which keys they see, (B or 1, 1, L, end)."""
-        if end > self._max_length:
-            raise ValueError(f"{end} tokens do not fit into a model built for {self._max_length}")
-        keys = torch.arange(end, device=self.embedding.weight.device)
-        queries = keys[start:]
+    def _padded_places(self, length: int, left_pad: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Places of tokens in their rows, (B or 1, L), and which keys they see, (B, 1, L, L)."""
+        self._check_length(length)
+        keys = torch.arange(length, device=self.embedding.weight.device)
         if left_pad is None:
-            mask = None if start == 0 or len(queries) == 1 else (keys <= queries[:, None])[None, None]
-            return queries[None], mask
-        seen = (keys <= queries[:, None]) & (keys >= left_pad[:, None, None])
+            return keys[None], None
+        seen = (keys <= keys[:, None]) & (keys >= left_pad[:, None, None])
         # A padding token sees itself: a softmax over nothing would be NaN.
-        mask = (seen | (keys == queries[:, None]))[:, None]
-        return (queries - left_pad[:, None]).clamp(min=0), mask
+        mask = (seen | (keys == keys[:, None]))[:, None]
+        return (keys - left_pad[:, None]).clamp(min=0), mask
+
+    def _check_length(self, length: int) -> None:
+        if length > self._max_length:
+            raise ValueError(f"{length} tokens do not fit into a model built for {self._max_length}")
 
 
 def rotary_table(length: int, width: int, base: float = 10_000.0) -> Tensor:

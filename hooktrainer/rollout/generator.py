@@ -2,76 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Real
 from typing import cast
 
 import numpy as np
-from torch import nn
 
 from hooktrainer.errors import RolloutError
-from hooktrainer.groups import Group, Prompt, Tokens, Trajectory
+from hooktrainer.groups import Group, Prompt, Trajectory
 from hooktrainer.models.policy import Policy, full_state
 from hooktrainer.ports import Task
+from hooktrainer.rollout.lane import Draft, Lane
 from hooktrainer.rollout.options import Sampling
-from hooktrainer.rollout.sampler import Responses, sample, uniforms
-from hooktrainer.rollout.weights import DoubleBuffer
+from hooktrainer.rollout.sampler import uniforms
+from hooktrainer.rollout.weights import Modules
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
 
 class Generator:
-    """Answers prompts with the weights of one double buffer; safe to use from many threads."""
+    """Answers prompts with the weights in use; safe to use from many threads."""
 
-    def __init__(
-        self,
-        *,
-        policy: Callable[[], nn.Module],
-        tokenizer: CharTokenizer,
-        task: Task,
-        seed: int,
-        options: Sampling,
-    ) -> None:
-        self.weights = DoubleBuffer(policy)
+    def __init__(self, *, weights: Modules, tokenizer: CharTokenizer, task: Task, seed: int, options: Sampling) -> None:
+        self.weights = weights
+        self.options = options
         self._tokenizer = tokenizer
         self._task = task
         self._seed = seed
-        self._options = options
 
-    def groups(self, groups: Sequence[Group]) -> list[list[Trajectory]]:
-        """`n` sampled answers to each group's prompt, all on one version."""
-        options = self._options
-        draws = [uniforms(self._seed, group.number, options.n, options.max_response_length) for group in groups]
-        answers = self._answer([group.prompt for group in groups], np.concatenate(draws), options.n)
-        return [answers[start : start + options.n] for start in range(0, len(answers), options.n)]
+    def drafts(self, group: Group) -> list[Draft]:
+        """The `n` answers of a group, to be sampled with its own random numbers."""
+        draws = uniforms(self._seed, group.number, self.options.n, self.options.max_response_length)
+        return [Draft(group.prompt, group.number, row) for row in draws]
 
-    def greedy(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
-        """The most likely answer to each prompt, token by token."""
-        return self._answer(prompts, None, 1) if prompts else []
-
-    def _answer(self, prompts: Sequence[Prompt], draws: np.ndarray | None, n: int) -> list[Trajectory]:
+    @contextmanager
+    def lane(self, slots: int) -> Iterator[Lane]:
+        """A lane on the weights in use, which stay as they are until the end of the block."""
         with self.weights.reading() as (module, version):
             if version < 0:
                 raise RolloutError("no weights were published to this engine yet")
-            responses = sample(
+            yield Lane(
                 cast("Policy", module),
-                [prompt.tokens for prompt in prompts],
-                draws,
-                n=n,
-                temperature=self._options.temperature,
-                max_response_length=self._options.max_response_length,
+                version,
+                options=self.options,
                 eos_id=self._tokenizer.eos_id,
                 device=next(iter(full_state(module).values())).device,
+                slots=slots,
+                length=self._task.longest_prompt + self.options.max_response_length,
             )
-        return [self._trajectory(prompts[row // n], responses, row, version) for row in range(len(prompts) * n)]
 
-    def _trajectory(self, prompt: Prompt, responses: Responses, row: int, version: int) -> Trajectory:
-        length = int(responses.lengths[row])
-        tokens: Tokens = responses.tokens[row, :length].copy()
+    def greedy(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
+        """The most likely answer to each prompt, token by token."""
+        drafts = [Draft(prompt) for prompt in prompts]
+        if drafts:
+            with self.lane(len(drafts)) as lane:
+                lane.admit(drafts)
+                while lane.rows:
+                    lane.step()
+        return self.trajectories(drafts)
+
+    def trajectories(self, drafts: Sequence[Draft]) -> list[Trajectory]:
+        """Complete drafts, scored. Raises `RolloutError` if logits were not finite, or a score is no number."""
+        return [self._trajectory(draft) for draft in drafts]
+
+    def _trajectory(self, draft: Draft) -> Trajectory:
+        logprobs = np.array(draft.logprobs, dtype=np.float32)
+        if not np.isfinite(logprobs).all():
+            raise RolloutError("the model gives logits that are not finite, so that nothing can be sampled from it")
+        tokens = np.array(draft.tokens, dtype=np.int64)
         text = self._tokenizer.decode(tokens)
         return Trajectory(
             tokens=tokens,
-            logprobs=responses.logprobs[row, :length].copy(),
-            score=self._task.score(prompt.truth, text),
+            logprobs=logprobs,
+            score=self._score(draft.prompt, text),
             text=text,
-            truncated=not responses.ended[row],
-            versions=np.full(length, version),
+            truncated=not draft.ended,
+            versions=np.array(draft.versions, dtype=np.int64),
         )
+
+    def _score(self, prompt: Prompt, text: str) -> float:
+        score: object = self._task.score(prompt.truth, text)
+        if not isinstance(score, Real):
+            raise RolloutError(
+                f"early return: {type(self._task).__name__}.score gave {score!r} for the answer {text!r} to "
+                f"{prompt.text!r}; a score is a number"
+            )
+        return float(score)

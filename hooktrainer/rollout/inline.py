@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import attrs
 
 from hooktrainer.ports import RolloutEngine, Task
-from hooktrainer.rollout.engine import LocalEngine
+from hooktrainer.rollout.engine import Engine
 from hooktrainer.rollout.options import Sampling
+from hooktrainer.rollout.serving import Server
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class InlineEngine(LocalEngine):
+class InlineEngine(Engine):
     """Generates on the loop's thread, whenever the loop is about to wait: nothing overlaps, everything repeats."""
 
     def pump(self) -> None:
         """Answer all that is pending."""
         if self._buffer is not None:
-            while groups := self._buffer.claim(self._limit, block=False):
-                self._serve(self._buffer, groups)
+            Server(self._generator, self._buffer, self._meter, self._stopped).run(block=False)
 
     def close(self) -> None:
         """Serve no more."""
@@ -38,5 +38,4 @@ class Inline(Sampling):
         self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
     ) -> RolloutEngine:
         """The engine; `policy` makes a new module of the learner's architecture at each call."""
-        generator = self.generator(policy=policy, tokenizer=tokenizer, task=task, seed=seed)
-        return InlineEngine(generator, self.max_batch_groups)
+        return InlineEngine(*self.parts(policy=policy, tokenizer=tokenizer, task=task, seed=seed))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
-from attrs.validators import and_, ge, gt, instance_of, optional
+from attrs.validators import and_, ge, gt, in_, instance_of
 
 from hooktrainer.ports import Task
 from hooktrainer.tasks.tokenizer import CharTokenizer
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hooktrainer.rollout.generator import Generator
+    from hooktrainer.rollout.weights import DoubleBuffer
 
 COUNT = and_(instance_of(int), ge(1))
 
@@ -29,14 +30,23 @@ class Sampling:
     """Sampling temperature; the learner takes log-probabilities at the same one."""
     max_response_length: int = attrs.field(default=16, validator=COUNT)
     """Tokens after which an answer is cut off, the end token included."""
-    max_batch_groups: int | None = attrs.field(default=None, validator=optional(COUNT))
-    """Groups generated at once; all that are pending if left out. Groups draw the same random numbers in any batch,
-    but only with 1 are log-probabilities the same to the last bit."""
+    batching: Literal["continuous", "group"] = attrs.field(default="continuous", validator=in_(("continuous", "group")))
+    """`continuous`: the slot of an answer that ends is refilled at once, so that a long one holds up no other. `group`:
+    a worker decodes one group at a time, so that log-probabilities repeat to the last bit; tokens repeat in either."""
+    slots: int = attrs.field(default=256, validator=COUNT)
+    """Answers that a worker decodes at once in continuous batching."""
+    on_sync: Literal["finish", "continue"] = attrs.field(default="finish", validator=in_(("finish", "continue")))
+    """What an answer in work does when the weights change. `finish`: it ends on those that it began with. `continue`:
+    it goes on with the new ones from its next token, a partial rollout; what it has read so far is read again."""
 
-    def generator(
+    def parts(
         self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
-    ) -> Generator:
-        """What generates with these options; `policy` makes a new module of the learner's architecture."""
+    ) -> tuple[Generator, DoubleBuffer]:
+        """What an engine of this process works with; `policy` makes a new module of the learner's architecture."""
+        from hooktrainer.models.policy import full_state
         from hooktrainer.rollout.generator import Generator
+        from hooktrainer.rollout.weights import DoubleBuffer, Modules
 
-        return Generator(policy=policy, tokenizer=tokenizer, task=task, seed=seed, options=self)
+        modules = Modules(policy)
+        generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=self)
+        return generator, DoubleBuffer([full_state(module) for module in modules.modules], modules)

@@ -3,28 +3,63 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from hooktrainer.errors import RolloutError
+from hooktrainer.groups import FailureReason, Group, Trajectory
 from hooktrainer.ports import ReplayBuffer, RolloutEngine, Task
-from hooktrainer.rollout.engine import LocalEngine
+from hooktrainer.rollout.engine import Engine
 from hooktrainer.rollout.options import COUNT, Sampling
+from hooktrainer.rollout.serving import Server
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
     from torch import nn
 
     from hooktrainer.rollout.generator import Generator
+    from hooktrainer.rollout.weights import DoubleBuffer
 
 
-class ThreadEngine(LocalEngine):
-    """Each worker claims what is pending and generates it as one batch, on one version."""
+class Shares:
+    """A buffer that several workers claim from, in even shares; what one leaves goes to whoever asks next."""
 
-    def __init__(self, generator: Generator, max_batch_groups: int | None, workers: int) -> None:
-        super().__init__(generator, max_batch_groups)
+    def __init__(self, buffer: ReplayBuffer, workers: int) -> None:
+        self._buffer = buffer
+        self._workers = workers
+        self._claimed: deque[Group] = deque()
+        self._share = 0
+        self._claiming = threading.Lock()
+
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+        """A share of what is pending; without `block`, nothing while another worker waits for groups."""
+        if not self._claiming.acquire(blocking=block):
+            return ()
+        try:
+            if not self._claimed:
+                self._claimed += self._buffer.claim(limit * self._workers, block)
+                self._share = -(-len(self._claimed) // self._workers)
+            return [self._claimed.popleft() for _ in range(min(limit, self._share, len(self._claimed)))]
+        finally:
+            self._claiming.release()
+
+    def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
+        """Hand in the answers of a claimed group."""
+        self._buffer.finish(group, trajectories)
+
+    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
+        """Say that a claimed group could not be generated."""
+        self._buffer.fail(group, error, reason)
+
+
+class ThreadEngine(Engine):
+    """Each worker claims its share of what is pending."""
+
+    def __init__(self, generator: Generator, weights: DoubleBuffer, workers: int) -> None:
+        super().__init__(generator, weights)
         self._num_workers = workers
         self._workers: list[threading.Thread] = []
         self._died: BaseException | None = None
@@ -32,8 +67,9 @@ class ThreadEngine(LocalEngine):
     def start(self, buffer: ReplayBuffer) -> None:
         """Start the workers."""
         super().start(buffer)
+        shares = Shares(buffer, self._num_workers)
         for number in range(self._num_workers):
-            worker = threading.Thread(target=self._work, args=(buffer,), name=f"rollout-{number}")
+            worker = threading.Thread(target=self._work, args=(buffer, shares), name=f"rollout-{number}")
             worker.start()
             self._workers.append(worker)
 
@@ -44,16 +80,16 @@ class ThreadEngine(LocalEngine):
 
     def close(self) -> None:
         """Close the buffer that it serves, which ends every wait there, and join the workers."""
+        self._stopped.set()
         if self._buffer is not None:
             self._buffer.close()
         while self._workers:
             self._workers.pop().join()
         self._buffer = None
 
-    def _work(self, buffer: ReplayBuffer) -> None:
+    def _work(self, buffer: ReplayBuffer, shares: Shares) -> None:
         try:
-            while groups := buffer.claim(self._limit):
-                self._serve(buffer, groups)
+            Server(self._generator, shares, self._meter, self._stopped).run(block=True)
         except BaseException as error:  # noqa: BLE001 - raised again on the loop's thread, which the close wakes
             self._died = error
             buffer.close()
@@ -70,5 +106,5 @@ class Thread(Sampling):
         self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
     ) -> RolloutEngine:
         """The engine; `policy` makes a new module of the learner's architecture at each call."""
-        generator = self.generator(policy=policy, tokenizer=tokenizer, task=task, seed=seed)
-        return ThreadEngine(generator, self.max_batch_groups, self.workers)
+        parts = self.parts(policy=policy, tokenizer=tokenizer, task=task, seed=seed)
+        return ThreadEngine(*parts, self.workers)

@@ -1,0 +1,216 @@
+"""The worker processes of an engine: kept alive, given groups, told of weights, ended."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from hooktrainer.errors import RolloutError
+from hooktrainer.groups import Group
+from hooktrainer.metrics import Sum
+from hooktrainer.ports import ReplayBuffer
+from hooktrainer.rollout.member import Member
+from hooktrainer.rollout.meter import Meter
+from hooktrainer.rollout.wire import Done, Failed, Finished, Ready, Release, Room, Use, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOG: Final = logging.getLogger("hooktrainer")
+STOP_S: Final = 2.0
+"""Seconds to end after the connection was closed, before SIGTERM."""
+TERMINATE_S: Final = 1.0
+"""Seconds to end after SIGTERM, before SIGKILL."""
+
+
+class Fleet:
+    """Two threads: one claims groups and gives them to workers, one listens to workers and sees them die."""
+
+    def __init__(self, recipe: bytes, sets: Sequence[Tensor], workers: int, max_restarts: int, meter: Meter) -> None:
+        self._recipe = recipe
+        self._sets = sets
+        self._num_workers = workers
+        self._max_restarts = max_restarts
+        self._meter = meter
+        self._members: list[Member] = []
+        self._threads: list[threading.Thread] = []
+        self._buffer: ReplayBuffer | None = None
+        self._in_use = (0, -1)
+        self._tickets = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self.died: BaseException | None = None
+        """Why nothing is generated any more."""
+
+    def start(self, buffer: ReplayBuffer) -> None:
+        """Spawn the workers; groups are claimed as they get ready."""
+        self._buffer, self._closing = buffer, False
+        for number in range(self._num_workers):
+            self._members.append(Member(number, 0, self._recipe, self._sets))
+        for task in (self._feed, self._listen):
+            thread = threading.Thread(
+                target=self._guarded, args=(task, buffer), name=f"rollout{task.__name__}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def release(self, place: int) -> None:
+        """Return once no worker reads this set, which is not the one in use."""
+        self._ask(lambda ticket: Release(ticket, place))
+
+    def use(self, place: int, version: int) -> None:
+        """Return once every worker gives this set to new answers."""
+        self._in_use = (place, version)
+        self._ask(lambda ticket: Use(ticket, place, version))
+
+    def close(self) -> None:
+        """End every process and thread; who does not end by itself is killed."""
+        with self._changed:
+            self._closing = True
+            members, self._members = self._members, []
+            self._changed.notify_all()
+        if self._buffer is not None:
+            self._buffer.close()
+        for member in members:
+            member.hang_up() if member.ready else member.kill(signal.SIGTERM)
+        _join(members, STOP_S)
+        for number, seconds in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, None)):
+            for member in members:
+                if not member.is_dead():
+                    _LOG.warning("%s did not end by itself; sending %s", member, number.name)
+                    member.kill(number)
+            _join(members, seconds)
+        while self._threads:
+            self._threads.pop().join()
+        for member in members:
+            member.close()
+        self._buffer = None
+
+    def raise_if_died(self) -> None:
+        """Raise the error that ended the workers, if one did."""
+        if self.died is not None:
+            raise RolloutError(f"nothing is generated any more: {self.died}") from self.died
+
+    def _ask(self, question: Callable[[int], object]) -> None:
+        """Ask every worker that is set up, and wait until each has done it or is dead."""
+        with self._changed:
+            self._tickets += 1
+            ticket = self._tickets
+            asked = [member for member in self._members if member.ready]
+            for member in asked:
+                member.tickets.add(ticket)
+        for member in asked:
+            member.send(question(ticket))
+        with self._changed:
+            self._changed.wait_for(lambda: self.died or not any(ticket in member.tickets for member in asked))
+        self.raise_if_died()
+
+    def _guarded(self, task: Callable[[ReplayBuffer], None], buffer: ReplayBuffer) -> None:
+        try:
+            task(buffer)
+        except BaseException as error:  # noqa: BLE001 - raised again on the loop's thread, which the close wakes
+            with self._changed:
+                self.died = self.died or error
+                self._changed.notify_all()
+            buffer.close()
+
+    def _feed(self, buffer: ReplayBuffer) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self.died or self._room())
+                room = self._room()
+            if self._closing or self.died or not (groups := buffer.claim(room)):
+                return
+            self._deal(groups)
+
+    def _room(self) -> int:
+        return sum(max(0, member.room) for member in self._members)
+
+    def _deal(self, groups: Sequence[Group]) -> None:
+        """Each to the worker with most room; if all died since there was some, to the first that is there again."""
+        shares: dict[Member, list[Group]] = {}
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self.died or any(m.ready for m in self._members))
+            ready = [member for member in self._members if member.ready]
+            for group in groups if ready else ():
+                member = max(ready, key=lambda member: member.room)
+                member.give(group)
+                shares.setdefault(member, []).append(group)
+        for member, share in shares.items():
+            member.send(Work(share))  # in one piece, to be read in one batch
+
+    def _listen(self, buffer: ReplayBuffer) -> None:
+        live = list(self._members)
+        while live:
+            ready = wait([end for member in live for end in member.ends()])
+            for member in [member for member in live if any(end in ready for end in member.ends())]:
+                dead = member.is_dead()  # asked first, so that all it ever sent is received
+                for message in member.received():
+                    self._handle(member, message, buffer)
+                if dead:
+                    live.remove(member)
+                    live += self._replacement(member, buffer)
+
+    def _handle(self, member: Member, message: object, buffer: ReplayBuffer) -> None:
+        match message:
+            case Finished(number, trajectories, metrics):
+                self._meter.record(metrics)
+                buffer.finish(member.groups.pop(number), trajectories)
+            case Failed(None, error):
+                raise RolloutError(f"{member} cannot go on") from error.unpack()
+            case Failed(int(number), error, reason):
+                buffer.fail(member.groups.pop(number), error.unpack(), reason)
+            case _:
+                with self._changed:
+                    self._note(member, message)
+                    self._changed.notify_all()
+
+    def _note(self, member: Member, message: object) -> None:
+        match message:
+            case Ready():
+                member.send(Use(0, *self._in_use))  # with the lock held, so that no newer one comes before it
+                member.ready = True
+            case Room():
+                member.told = message
+            case Done(ticket):
+                member.tickets.discard(ticket)
+
+    def _replacement(self, member: Member, buffer: ReplayBuffer) -> Sequence[Member]:
+        """Give up what a dead worker had in work, and start another in its place."""
+        how, was_ready = member.ended(), member.ready
+        with self._changed:
+            lost = member.give_up()
+            self._changed.notify_all()
+        if self._closing:
+            return ()
+        for group in lost:
+            error = RolloutError(f"{member} {how} while it answered group {group.number}")
+            buffer.fail(group, error, "worker_died")
+        if member.restarts == self._max_restarts:
+            raise RolloutError(f"{member} {how} after {member.restarts} restarts. {_advice(was_ready=was_ready)}")
+        _LOG.warning("%s %s; it had %d groups in work and is started anew", member, how, len(lost))
+        self._meter.record({"rollout/restarts": Sum(1)})
+        with self._changed:
+            if self._closing:
+                return ()
+            another = Member(member.number, member.restarts + 1, self._recipe, self._sets)
+            self._members[member.number] = another
+        return (another,)
+
+
+def _join(members: Sequence[Member], seconds: float | None) -> None:
+    """Wait until all are dead, for so long at most."""
+    deadline = None if seconds is None else monotonic() + seconds
+    for member in members:
+        wait([member.process.sentinel], None if deadline is None else max(0.0, deadline - monotonic()))
+
+
+def _advice(*, was_ready: bool) -> str:
+    if was_ready:
+        return "If nobody killed it, the system was out of memory: fewer `workers` or `slots` need less."
+    return "It never got ready: a script that trains has to do so under `if __name__ == '__main__':`."

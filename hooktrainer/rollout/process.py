@@ -1,0 +1,118 @@
+"""An engine with worker processes: they sample while the learner learns, each on a core of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs.validators import and_, ge, instance_of
+
+from hooktrainer.errors import ConfigError
+from hooktrainer.metrics import Sum
+from hooktrainer.ports import ReplayBuffer, RolloutEngine, Task
+from hooktrainer.rollout.engine import Engine
+from hooktrainer.rollout.options import COUNT, Sampling
+from hooktrainer.tasks.tokenizer import CharTokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hooktrainer.rollout.fleet import Fleet
+    from hooktrainer.rollout.generator import Generator
+    from hooktrainer.rollout.meter import Meter
+    from hooktrainer.rollout.weights import DoubleBuffer, Modules
+
+
+class Everyone:
+    """All readers of the shared weights: this process, which validates with them, and the workers."""
+
+    def __init__(self, modules: Modules, fleet: Fleet) -> None:
+        self._modules = modules
+        self._fleet = fleet
+
+    def release(self, place: int) -> None:
+        """Return once nobody reads this set, which is not the one in use."""
+        self._modules.release(place)
+        self._fleet.release(place)
+
+    def use(self, place: int, version: int) -> None:
+        """Return once everybody gives this set to new answers."""
+        self._fleet.use(place, version)
+        self._modules.use(place, version)
+
+
+class ProcessEngine(Engine):
+    """Workers are processes that have mapped the one copy of the weights."""
+
+    def __init__(self, generator: Generator, weights: DoubleBuffer, fleet: Fleet, meter: Meter) -> None:
+        super().__init__(generator, weights, meter)
+        self._fleet = fleet
+
+    def start(self, buffer: ReplayBuffer) -> None:
+        """Spawn the workers, which takes them a few seconds; they begin as they get ready."""
+        super().start(buffer)
+        self._fleet.start(buffer)
+
+    def pump(self) -> None:
+        """Raise if workers died too often, so that nobody waits for them."""
+        self._fleet.raise_if_died()
+
+    def take_metrics(self) -> Mapping[str, object]:
+        """Metrics since the last call."""
+        self._meter.record({"rollout/restarts": Sum(0)})
+        return super().take_metrics()
+
+    def close(self) -> None:
+        """Close the buffer that it serves, and end every process and thread within seconds."""
+        self._fleet.close()
+
+
+@attrs.frozen(kw_only=True)
+class Process(Sampling):
+    """Sample in processes of their own, while the learner learns: neither slows the other down."""
+
+    workers: int = attrs.field(default=2, validator=COUNT)
+    """Worker processes."""
+    intra_op_threads: int = attrs.field(default=1, validator=COUNT)
+    """Threads of one torch operation, in each worker."""
+    max_restarts: int = attrs.field(default=3, validator=and_(instance_of(int), ge(0)))
+    """How often each worker is started anew after it died, before the run fails."""
+
+    def build(
+        self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
+    ) -> RolloutEngine:
+        """The engine; `policy` makes a new module of the learner's architecture at each call."""
+        from hooktrainer.models.policy import full_state
+        from hooktrainer.rollout.fleet import Fleet
+        from hooktrainer.rollout.generator import Generator
+        from hooktrainer.rollout.meter import Meter
+        from hooktrainer.rollout.shared import Layout, adopt
+        from hooktrainer.rollout.weights import DoubleBuffer, Modules
+        from hooktrainer.rollout.wire import Recipe, pack
+
+        modules, meter = Modules(policy), Meter()
+        layout = Layout.of(full_state(modules.modules[0]))
+        recipe = Recipe(
+            policy=policy,
+            tokenizer=tokenizer,
+            task=task,
+            seed=seed,
+            options=self,
+            layout=layout,
+            intra_op_threads=self.intra_op_threads,
+        )
+        try:
+            packed = pack(recipe)
+        except Exception as error:
+            raise ConfigError(
+                f"model and task go to other processes, but cannot be pickled: {error}. Classes and functions have to "
+                "be on the top level of a module or of a file; `rollout: {use: thread}` needs no pickling"
+            ) from error
+        flats = [layout.allocate() for _ in modules.modules]
+        sets = [layout.views(flat) for flat in flats]
+        for module, tensors in zip(modules.modules, sets, strict=True):
+            adopt(module, tensors)
+        fleet = Fleet(packed, flats, self.workers, self.max_restarts, meter)
+        generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=self)
+        return ProcessEngine(generator, DoubleBuffer(sets, Everyone(modules, fleet)), fleet, meter)

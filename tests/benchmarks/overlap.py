@@ -1,0 +1,178 @@
+"""How well sampling and learning overlap: the time of both at once over that of the slower one alone.
+
+python tests/benchmarks/overlap.py
+
+1.00 is perfect, 2.00 is one after the other with halves of the same size. Each side has one intra-op thread. The first
+line is what the machine allows: learning, beside another process that learns for itself. In the last one, a loop does
+both halves in turn with two threads, over the slower half of the line above.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
+
+import attrs
+import torch
+
+from hooktrainer import build_trainer
+from hooktrainer.config import config_from_mapping
+from hooktrainer.groups import Group
+from hooktrainer.tasks.sort_digits import SortDigits
+
+ROUNDS, BATCHES, SIZE = 7, 5, 16
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall(SortDigits):
+    """Sort digits, with a reward that waits in real time for somebody else."""
+
+    seconds: float = 0.005
+
+    def score(self, truth: str, answer: str) -> float:
+        """Wait, then score."""
+        time.sleep(self.seconds)
+        return super().score(truth, answer)
+
+
+@attrs.frozen
+class Way:
+    """One line of the table."""
+
+    name: str
+    task: str
+    engine: str
+    n: int
+    length: int
+    limit: str = ""
+    threads: int = 1
+
+
+WAYS = (
+    Way("waiting reward, thread", f"{__file__}:ToolCall", "thread", 4, 2, "at most 1.05"),
+    Way("compute, thread", "sort_digits", "thread", 4, 24),
+    Way("compute, process", "sort_digits", "process", 4, 24, "at most 1.18"),
+    Way("compute, inline, 2 threads", "sort_digits", "inline", 4, 24, threads=2),
+)
+
+
+class Run:
+    """The ports of a run, driven as its loop drives them."""
+
+    def __init__(self, way: Way) -> None:
+        rollout = {"use": way.engine, "n": way.n, "max_response_length": way.length}
+        if way.engine == "process":
+            rollout["workers"] = 1
+        config = config_from_mapping(
+            {
+                "task": {"use": way.task, "digits": 6},
+                "model": {"use": "decoder", "width": 192 if "Tool" in way.task else 96},
+                "rollout": rollout,
+                "trainer": {"total_steps": 1, "train_batch_size": SIZE, "ppo_mini_batch_size": SIZE},
+                "plugins": ["weight_sync"],
+            }
+        )
+        self.way = way
+        self.ports = build_trainer(config).ports
+        self.ports.engine.stage(self.ports.learner.weights(), 0)
+        self.ports.engine.flip()
+        self.ports.engine.start(self.ports.buffer)
+        self.dispatch()
+        self.groups = self.sample()
+
+    def dispatch(self) -> None:
+        """One mini-batch more."""
+        self.ports.buffer.dispatch(self.ports.prompts.take(SIZE))
+
+    def sample(self) -> Sequence[Group]:
+        """The next mini-batch."""
+        return self.ports.buffer.sample(SIZE, 1, lambda _: self.ports.engine.pump()).groups
+
+    def learn(self) -> None:
+        """One update."""
+        self.ports.learner.update(self.groups)
+
+    def seconds(self, *steps: Callable[[], object]) -> float:
+        """Time of a mini-batch that goes through these steps, with one more always dispatched ahead."""
+        torch.set_num_threads(self.way.threads)
+        if self.sample in steps:
+            self.dispatch()
+        began = time.perf_counter()
+        for _ in range(BATCHES):
+            for step in steps:
+                step()
+        taken = time.perf_counter() - began
+        if self.sample in steps:
+            self.sample()
+        return taken / BATCHES
+
+    def round(self) -> tuple[float, float, float]:
+        """Sampling alone, learning alone, both."""
+        return (
+            self.seconds(self.dispatch, self.sample),
+            self.seconds(self.learn),
+            self.seconds(self.dispatch, self.learn, self.sample),
+        )
+
+
+def learn_for_ever(active: Event) -> None:
+    """Another process that has nothing to do with the run; it learns while `active` is set."""
+    os.chdir(tempfile.mkdtemp())
+    run = Run(WAYS[-1])
+    torch.set_num_threads(1)
+    while active.wait():
+        run.learn()
+
+
+@contextmanager
+def neighbour() -> Iterator[Event]:
+    """The event that makes another process learn."""
+    context = get_context("spawn")
+    active = context.Event()
+    process = context.Process(target=learn_for_ever, args=(active,), daemon=True)
+    process.start()
+    yield active
+    process.kill()
+    process.join()
+
+
+def control(run: Run, active: Event) -> tuple[float, float, float]:
+    """Learning here and there, alone and at once."""
+    alone = run.seconds(run.learn)
+    active.set()
+    both = run.seconds(run.learn)
+    active.clear()
+    return alone, alone, both
+
+
+def main() -> None:
+    """Interleave all lines, and print the medians of their rounds."""
+    os.chdir(tempfile.mkdtemp())
+    runs = [Run(way) for way in WAYS]
+    with neighbour() as active:
+        rounds = [[control(runs[1], active), *(run.round() for run in runs)] for _ in range(ROUNDS)]
+    slower = [[max(line[:2]) for line in lines] for lines in rounds]
+    for lines in slower:
+        lines[-1] = lines[-2]
+    print(f"{'ms a mini-batch':<28}{'sample':>8}{'learn':>8}{'both':>8}{'overlap':>9}")
+    names = [("two unrelated processes", ""), *((way.name, way.limit) for way in WAYS)]
+    for place, (name, limit) in enumerate(names):
+        parts = [statistics.median(lines[place][part] for lines in rounds) * 1e3 for part in range(3)]
+        overlap = statistics.median(lines[place][2] / slow[place] for lines, slow in zip(rounds, slower, strict=True))
+        print(f"{name:<28}{parts[0]:8.1f}{parts[1]:8.1f}{parts[2]:8.1f}{overlap:9.2f}   {limit}")
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"median of {ROUNDS} interleaved rounds of {BATCHES} mini-batches; {os.cpu_count()} cores, load {load}")
+    print(f"Python {platform.python_version()}, torch {torch.__version__}")
+    for run in runs:
+        run.ports.engine.close()
+
+
+if __name__ == "__main__":
+    main()
