@@ -28,6 +28,9 @@ def number(value: object, key: str = "") -> float:
             return float(scalar)
     except OverflowError:
         pass
+    if hasattr(scalar, "merge") and hasattr(scalar, "value"):  # a Metric, which is defined above this module
+        kind = type(scalar).__name__
+        raise MetricError(f"{prefix}this is a {kind}; read its .value, or hand it over as it is instead of its number")
     raise MetricError(f"{prefix}expected a number, a list of numbers or a Metric, found {value!r}")
 
 

@@ -35,7 +35,7 @@ class Priority(IntEnum):
         """The band that an integer priority lies in. Raises `ValueError` below the first."""
         at_or_below = [band for band in cls if band <= number]
         if not at_or_below:
-            raise ValueError(f"{number} lies before the first band, {min(cls).name} {min(cls).value}")
+            raise ValueError(f"{number}, which lies before the first band, {min(cls).name} {min(cls).value}")
         return at_or_below[-1]
 
 
@@ -73,7 +73,9 @@ def on(
     silently do nothing.
     """
     if isinstance(event, FunctionType):
-        raise TypeError(f"@on over {event.__name__} names no event: write @on(StepEnd) or another one")
+        code = event.__code__
+        place = f"{event.__qualname__} ({code.co_filename}, line {code.co_firstlineno})"
+        raise TypeError(f"@on over {place} names no event: write @on(StepEnd) or another one")
     for name, given in {"needs": needs, "makes": makes, "adds": adds, "emits": emits}.items():
         if isinstance(given, (str, type)):
             raise TypeError(f"@on(..., {name}={given!r}): expected a list, {name}=[{given!r}]")
@@ -115,8 +117,8 @@ _STATE: Final = "hooktrainer.state"
 def port(*, named: bool = False, default: Sequence[str] = ()) -> Any:
     """A field for something that the plugin works on, bound by its type after the plan is built.
 
-    With `named`, YAML lists registered names (`sinks: [console, jsonl]`, else `default`) and the field receives a tuple
-    of objects.
+    With `named`, YAML lists names (`sinks: [console, "my_lab.sinks:MySink"]`, else `default`) and the field receives a
+    tuple of objects.
     """
     if named:
         return attrs.field(default=tuple(default), converter=tuple, metadata={_PORT: "named"}, kw_only=True)

@@ -179,7 +179,12 @@ class WeightTransport(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """A place where rows go."""
+    """A place where rows go.
+
+    A class that YAML names is called as `Class(directory, total_steps)`: the run directory, a `Path`, and the number of
+    steps, None if the run lasts until its data ends. Whatever else the constructor takes must have a default. The name
+    is a registered one, `package.module:Class`, or `file.py:Class` relative to the working directory.
+    """
 
     def open(self) -> None:
         """Get ready; raises if rows could not be written later."""

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -92,8 +93,9 @@ def test_plugins_lists_every_name_with_options_defaults_and_docs(capsys: pytest.
     assert main(["plugins"]) == 0
     out = capsys.readouterr().out
     for kind in KINDS:
-        assert f"{kind}\n" in out
+        assert f"{kind} (entry points hooktrainer.{kind})\n" in out
         assert all(f"  {name}: " in out for name in known(kind))
+    assert "sections (keys of the YAML)\n  algorithm: " in out
     assert "cannot be used" not in out
     assert "      size: int = 256\n          Held-out prompts" in out
 
@@ -101,10 +103,33 @@ def test_plugins_lists_every_name_with_options_defaults_and_docs(capsys: pytest.
 def test_plugins_shows_one_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "validation"]) == 0
     first = capsys.readouterr().out
-    assert first.startswith("plugins\n  validation: ")
+    assert first.startswith("plugins (entry points hooktrainer.plugins)\n  validation: ")
     assert "weight_sync" not in first
     assert main(["plugins", "hooktrainer_plugins.validation:Validation"]) == 0
-    assert capsys.readouterr().out.split()[2:] == first.split()[2:]
+    assert capsys.readouterr().out.split()[5:] == first.split()[5:]
+
+
+@pytest.mark.parametrize("section", ["algorithm", "optim", "trainer", "replay", "run"])
+def test_plugins_shows_the_options_of_a_section(section: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", section]) == 0
+    heading, first, option, doc, *_ = capsys.readouterr().out.splitlines()
+    assert heading == "sections (keys of the YAML)"
+    assert first.startswith(f"  {section}: ")
+    assert option.startswith("      ")
+    assert ": " in option
+    assert doc.startswith("          ")
+
+
+@pytest.mark.parametrize("name", ["validation", "nowhere:Mine", "mine.py"])
+def test_plugins_of_what_cannot_be_used_exits_2(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = "hooktrainer_plugins.validation"
+    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    assert main(["plugins", name]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("1 fault:\n  ")
 
 
 def test_plugins_refuses_an_unknown_name_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:

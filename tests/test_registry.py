@@ -3,6 +3,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import DistributionFinder, PathDistribution
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import pytest
@@ -174,6 +175,34 @@ def test_a_file_that_is_not_there_is_refused_with_the_closest_one(write: Callabl
         refusal(f"{path.parent / 'mime.py'}:Mine")
         == f"there is no file {path.parent / 'mime.py'}. Did you mean 'mine.py'?"
     )
+
+
+def test_a_file_without_a_class_is_told_to_name_one() -> None:
+    assert refusal("early_row.py") == (
+        "'early_row.py' is a file; add :Class, the name of the class in it, as in early_row.py:MyClass"
+    )
+
+
+def test_an_attribute_without_a_type_is_no_option_and_the_fault_says_how_it_becomes_one() -> None:
+    plugins = [{"use": f"{__name__}:Untyped", "limit": 5}]
+    with pytest.raises(ConfigError, match=r"limit: int = 3") as caught:
+        config_from_mapping(yaml.safe_load(RUN) | {"plugins": plugins})
+    assert str(caught.value) == (
+        "plugins[0].limit: unknown key 'limit'; untyped takes every. "
+        "Untyped has it as an attribute without a type, which is no option; annotate it: limit: int = 3"
+    )
+    with pytest.raises(ConfigError, match="takes every\\. Did you") as caught:
+        config_from_mapping(yaml.safe_load(RUN) | {"plugins": [{"use": f"{__name__}:Untyped", "fixed": 5}]})
+    assert "annotate" not in str(caught.value)
+
+
+@attrs.define
+class Untyped(Plugin):
+    """Has an option, and two attributes that are none."""
+
+    every: int = 1
+    limit = 3
+    fixed: ClassVar[int] = 3
 
 
 @attrs.define

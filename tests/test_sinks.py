@@ -17,7 +17,6 @@ from rich.console import Console
 from hooktrainer.errors import MetricError, RecordError
 from hooktrainer.ports import Sink
 from hooktrainer.sinks.console import ConsoleSink, plain_line
-from hooktrainer.sinks.dashboard import Dashboard, duration, sparkline
 from hooktrainer.sinks.jsonl import JsonlSink
 
 ROW = {
@@ -45,8 +44,8 @@ def rows_of(directory: Path) -> list[dict[str, object]]:
     return [strict(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def terminal(*, width: int = 100, color: bool = True) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=width, height=30, no_color=not color, _environ={})
+def _interrupt(*_args: object, **_options: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def shown(console: Console) -> str:
@@ -87,9 +86,9 @@ class TestJsonl:
     def test_a_row_is_flat_and_has_an_integer_step(self, tmp_path: Path) -> None:
         sink = JsonlSink(tmp_path / "new" / "run")
         sink.open()
-        sink.write(3, {"staleness": MappingProxyType({1.0: 5, 2.5: 1}), "loss": 0.1, "step": 9.0})
+        sink.write(3, {"staleness": MappingProxyType({1.0: 5, 0.056: 1}), "loss": 0.1, "step": 9.0})
         (row,) = rows_of(tmp_path / "new" / "run")
-        assert row == {"step": 3, "staleness/1": 5, "staleness/2.5": 1, "loss": 0.1}
+        assert row == {"step": 3, "staleness/1": 5, "staleness/0.056": 1, "loss": 0.1}
         assert type(row["step"]) is int
         assert next(iter(row)) == "step"
 
@@ -164,71 +163,26 @@ class TestPlainLines:
         sink.close()
         assert shown(console) == f"{plain_line(1, ROW, 10)}\n{plain_line(2, ROW, 10)}\n"
 
+    def test_a_step_that_is_handed_over_again_is_shown_once_also_if_showing_it_was_interrupted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        console = Console(file=io.StringIO(), force_terminal=False, width=40, _environ={})
+        sink = ConsoleSink(tmp_path, 10, console=console)
+        sink.open()
+        sink.write(1, ROW)
+        sink.write(1, ROW)
+        with monkeypatch.context() as patched:
+            patched.setattr(console, "print", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                sink.write(2, ROW)
+        sink.write(2, ROW)
+        sink.open()
+        sink.write(1, ROW)
+        assert shown(console) == f"{plain_line(1, ROW, 10)}\n" * 2
+
     def test_a_dumb_terminal_gets_plain_lines(self, tmp_path: Path) -> None:
         console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
         sink = ConsoleSink(tmp_path, console=console)
         sink.open()
         sink.write(1, ROW)
         assert "\x1b[?25l" not in shown(console)
-
-
-class TestDisplay:
-    def test_a_terminal_shows_progress_and_curves(self, tmp_path: Path) -> None:
-        console = terminal()
-        sink = ConsoleSink(tmp_path / "quickstart", 4, console=console)
-        sink.open()
-        for step in (1, 2, 3):
-            sink.write(step, ROW | {"critic/score/mean": step / 4})
-        sink.close()
-        last = shown(console).rpartition("quickstart")[2]
-        assert "step 3/4" in last
-        assert "0:10 · 0:03 left" in last
-        assert "▁▅█" in last
-        for label in ("val score", "score", "loss", "entropy", "staleness", "response length", "step seconds"):
-            assert label in last
-        assert shown(console).endswith("\x1b[?25h"), "the cursor comes back"
-
-    def test_no_color_is_respected(self, tmp_path: Path) -> None:
-        console = terminal(color=False)
-        sink = ConsoleSink(tmp_path, 2, console=console)
-        sink.open()
-        sink.write(1, ROW)
-        sink.close()
-        assert "\x1b[36m" not in shown(console)
-
-    def test_without_a_number_of_steps_there_is_no_bar(self) -> None:
-        console = terminal()
-        dashboard = Dashboard("run")
-        dashboard.add(7, ROW)
-        console.print(dashboard)
-        assert "step 7" in shown(console)
-        assert "left" not in shown(console)
-
-    @pytest.mark.parametrize("width", [20, 40, 80, 200])
-    def test_a_line_never_leaves_the_terminal(self, width: int) -> None:
-        console = Console(file=io.StringIO(), force_terminal=False, width=width, _environ={})
-        dashboard = Dashboard("a-run-with-a-rather-long-name", 100)
-        for step in range(1, 60):
-            dashboard.add(step, ROW)
-        console.print(dashboard)
-        assert max(map(len, shown(console).splitlines())) <= width
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "expected"),
-    [
-        ([], 5, ""),
-        ([1.0], 0, ""),
-        ([3.0, 3.0], 5, "▁▁"),
-        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
-        ([0, 0, 7, 7], 2, "▁█"),
-        ([0, math.nan, 7, math.inf], 8, "▁█"),
-    ],
-)
-def test_a_sparkline_spans_from_the_lowest_to_the_highest_mean(values: list[float], width: int, expected: str) -> None:
-    assert sparkline(values, width) == expected
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (7.4, "0:07"), (185, "3:05"), (3723, "1:02:03")])
-def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -1,4 +1,4 @@
-"""List what YAML can name: plugins, tasks, models, engines and sinks, with their options."""
+"""List what YAML can name and set: plugins, tasks, models, engines, sinks and sections, with their options."""
 
 from __future__ import annotations
 
@@ -6,59 +6,79 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Final
 
 from hooktrainer.errors import ConfigError, did_you_mean
 
-if TYPE_CHECKING:
-    from hooktrainer.config.registry import Kind
-
-_WIDTH = 100
+_WIDTH: Final = 100
+_SECTIONS: Final = "sections"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """An optional name."""
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="only this one; `module:Class` or `file.py:Class` for a plugin"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="only this one; may be a section such as `trainer`, or `module:Class` or `file.py:Class` for a plugin",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one name, or all of them by kind."""
-    from hooktrainer.config import registry
-
-    places = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
-    if args.name is not None:
-        chosen = [(kind, name) for kind, name in places if name == args.name]
-        if ":" in args.name:
-            registry.resolve("plugins", args.name)
-            chosen = [("plugins", args.name)]
-        if not chosen:
-            names = sorted({name for _, name in places})
-            raise ConfigError(
-                f"nothing has the name '{args.name}'; there are {', '.join(names)}.{did_you_mean(args.name, names)}"
-            )
-        places = chosen
-    kind_before = None
-    for kind, name in places:
-        if kind != kind_before:
-            sys.stdout.write(f"{kind}\n")
-        kind_before = kind
-        sys.stdout.write("\n".join(_lines(kind, name)) + "\n\n")
+    """Print one name, or all of them by group."""
+    places = _all_places() if args.name is None else _places_of(args.name)
+    group_before = None
+    for group, name in places:
+        if group != group_before:
+            where = "keys of the YAML" if group == _SECTIONS else f"entry points hooktrainer.{group}"
+            sys.stdout.write(f"{group} ({where})\n")
+        group_before = group
+        sys.stdout.write("\n".join(_lines(group, name)) + "\n\n")
     return 0
 
 
-def _lines(kind: Kind, name: str) -> Iterator[str]:
+def _all_places() -> list[tuple[str, str]]:
     from hooktrainer.config import registry
+    from hooktrainer.config.sections import section_classes
+
+    named = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
+    return [*named, *((_SECTIONS, name) for name in section_classes())]
+
+
+def _places_of(wanted: str) -> list[tuple[str, str]]:
+    """Where a name is found. Raises `ConfigError` if that is nowhere, or it cannot be used."""
+    places = _all_places()
+    chosen = [(group, name) for group, name in places if name == wanted]
+    if ":" in wanted or wanted.endswith(".py"):
+        chosen = [("plugins", wanted)]
+    if not chosen:
+        names = sorted({name for _, name in places})
+        near = did_you_mean(wanted, names)
+        raise ConfigError(f"nothing has the name '{wanted}'; there are {', '.join(names)}.{near}")
+    for group, name in chosen:
+        _class_of(group, name)
+    return chosen
+
+
+def _class_of(group: str, name: str) -> type:
+    from hooktrainer.config import registry
+    from hooktrainer.config.sections import section_classes
+
+    if group == _SECTIONS:
+        return section_classes()[name]
+    return registry.resolve(next(kind for kind in registry.KINDS if kind == group), name)
+
+
+def _lines(group: str, name: str) -> Iterator[str]:
     from hooktrainer.config.option_docs import options_of, summary
 
     try:
-        cls = registry.resolve(kind, name)
+        cls = _class_of(group, name)
     except ConfigError as error:
         yield f"  {name}: cannot be used: {error}"
         return
     yield from _wrapped(f"{name}: {summary(cls)}", "  ")
-    for option in options_of(cls) if kind != "sinks" else ():  # sinks are named, and told nothing
+    for option in options_of(cls) if group != "sinks" else ():  # sinks are named, and told nothing
         yield f"      {option.name}: {option.type}" + (f" = {option.default}" if option.default else "  (required)")
         yield from _wrapped(option.doc, "          ")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Mapping
@@ -53,8 +54,16 @@ def known(kind: Kind) -> Mapping[str, Registered]:
 
 
 def check_name(kind: Kind, use: str) -> None:
-    """Raise `ConfigError` unless the name is registered, by one distribution only."""
+    """Raise `ConfigError` unless the name is registered, by one distribution only, or names a class that will do.
+
+    What is registered is not imported for that.
+    """
     names = known(kind)
+    if ":" in use:
+        resolve(kind, use)
+        return
+    if use.endswith(".py"):
+        raise ConfigError(f"'{use}' is a file; add :Class, the name of the class in it, as in {use}:MyClass")
     if use not in names:
         there = ", ".join(names) or "none"
         raise ConfigError(f"no {kind[:-1]} has the name '{use}'; there are {there}.{did_you_mean(use, names)}")
@@ -64,7 +73,11 @@ def check_name(kind: Kind, use: str) -> None:
 
 
 def resolve(kind: Kind, use: str) -> type:
-    """The class behind a name. Raises `ConfigError`; what a module raised while it was imported is its cause."""
+    """The class behind a name. Raises `ConfigError`; what a module raised while it was imported is its cause.
+
+    A file that is not absolute is relative to the working directory; those of components and plugins were made
+    absolute when the YAML was read.
+    """
     target = use
     if ":" not in use:
         check_name(kind, use)
@@ -78,9 +91,29 @@ def resolve(kind: Kind, use: str) -> type:
         raise ConfigError(f"{where} has no class '{name}'{other}.{did_you_mean(name, classes)}")
     if kind == "plugins" and not issubclass(found, Plugin):
         raise ConfigError(f"{name} of {where} is no plugin: it must be a subclass of hooktrainer.Plugin")
-    if kind != "sinks" and "__attrs_attrs__" not in vars(found):
+    if kind == "sinks":
+        _check_sink(found, where)
+    elif "__attrs_attrs__" not in vars(found):
         raise ConfigError(f"{name} of {where} is no attrs class, so it has no options: write @attrs.define above it")
     return found
+
+
+def _check_sink(found: type, where: str) -> None:
+    """What would else break only when the run begins."""
+    name = found.__name__
+    lacks = [method for method in ("open", "write", "close") if not callable(getattr(found, method, None))]
+    if lacks:
+        raise ConfigError(f"{name} of {where} is no sink: it has no {', '.join(lacks)} (hooktrainer.ports.Sink)")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # of C, which does not say
+        return
+    try:
+        signature.bind(Path(), None)
+    except TypeError as error:
+        takes = "(" + ", ".join(signature.parameters) + ")"
+        text = f"a sink is made as {name}(directory, total_steps), but {name} of {where} takes {takes}"
+        raise ConfigError(f"{text}: {error}. Let it take these two first, and give all others a default.") from error
 
 
 def _owner(point: EntryPoint) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 import itertools
 import math
 import types
@@ -52,7 +53,7 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
     known = {option_name(field): field for field in fields}
     unknown = [key for key in data if key not in known]
     for key in unknown:
-        faults.unknown(key, known, owner)
+        faults.unknown(key, known, owner, _way_out(cls, key))
     found = {name: _read_field(cls, field, data, faults.at(name)) for name, field in known.items()}
     given = {name: value for name, value in found.items() if value is not attrs.NOTHING}
     unread = len(faults) > before or any(isinstance(value, Unread) for value in given.values())
@@ -66,6 +67,16 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
     if error is not None and len(faults) == before:  # otherwise it may come of the faults
         faults.absorb(error)
     return seen if made is None or len(faults) > before else made
+
+
+def _way_out(cls: type, key: object) -> str:
+    """How a key becomes an option that the class has, but as an attribute without a type, which attrs passes over."""
+    home = next((base for base in cls.__mro__ if key in vars(base)), None)
+    value = vars(home)[str(key)] if home else None
+    if home is None or key in inspect.get_annotations(home) or type(value) not in (bool, int, float, str, list, dict):
+        return ""
+    text = f"annotate it: {key}: {type(value).__name__} = {value!r}"
+    return f"{home.__name__} has it as an attribute without a type, which is no option; {text}"
 
 
 def salvaged(cls: type[T], unread: Unread, **otherwise: object) -> T | None:

@@ -9,6 +9,7 @@ import attrs
 from attrs.validators import ge, optional
 
 from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.config.fields import field_type
 from hooktrainer.config.named import Named, PluginEntry, Use
 from hooktrainer.config.registry import COMPONENTS
 from hooktrainer.config.schema import HINT
@@ -99,6 +100,12 @@ class Config:
     def named(self) -> Named:
         """All that it names."""
         return Named({key: getattr(self, key) for key in COMPONENTS}, self.plugins)
+
+
+def section_classes() -> dict[str, type]:
+    """The sections that are one class each whatever is named, by key."""
+    types = {field.name: field_type(Config, field) for field in attrs.fields(Config)}
+    return {key: cls for key, cls in types.items() if attrs.has(cls) and cls is not Use}
 
 
 SECTIONS: Final = tuple(field.name for field in attrs.fields(Config))

@@ -46,6 +46,7 @@ class ConsoleSink:
     console: Console = attrs.field(factory=Console, kw_only=True, repr=False)
     _dashboard: Dashboard = attrs.field(init=False, repr=False)
     _live: Live | None = attrs.field(default=None, init=False, repr=False)
+    _last_step: int | None = attrs.field(default=None, init=False, repr=False)
 
     @_dashboard.default
     def _empty(self) -> Dashboard:
@@ -54,13 +55,17 @@ class ConsoleSink:
     def open(self) -> None:
         """Begin the display, if there is a terminal to show it on."""
         self.close()
+        self._dashboard, self._last_step = self._empty(), None
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             # Drawn by write() alone: a thread that refreshes would show nothing new.
             self._live = Live(self._dashboard, console=self.console, auto_refresh=False)
             self._live.start(refresh=True)
 
     def write(self, step: int, row: Row) -> None:
-        """Show a row."""
+        """Show a row; one that is handed over again, since an interruption hid that it was shown, is left out."""
+        if step == self._last_step:
+            return
+        self._last_step = step  # before it is shown: what is interrupted in the middle must not come twice
         if self._live is None:
             line = plain_line(step, row, self.total_steps)
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -71,5 +76,6 @@ class ConsoleSink:
     def close(self) -> None:
         """End the display; its last state stays on the terminal."""
         if self._live is not None:
+            self._dashboard.ended = True
             self._live.stop()
         self._live = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Final
 
 import attrs
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from hooktrainer.record import Row
@@ -24,21 +24,31 @@ CURVES: Final[Mapping[str, str]] = {
     "training/off_policy/staleness/mean": "staleness",
     "response_length/mean": "response length",
     STEP_TIME: "step seconds",
+    "perf/throughput": "tokens/s",
 }
-"""The curves, from top to bottom."""
+"""The curves, from top to bottom; a small terminal shows the first of them."""
+_HEADINGS: Final = ("", "curve", "now", "min to max")
+_LABELS, _NUMBERS, _GAP = max(map(len, CURVES.values())), 9, 2
+_SHORTEST_CURVE, _LONGEST_CURVE = 8, 60
+_SMALLEST_SPAN: Final = 0.5
+"""Of the largest magnitude; a curve that moves by less does not fill the height, so that 1 to 1.25 looks calm."""
 _RECENT: Final = 20
 """Steps that the estimate of the time left looks at."""
 
 
 def sparkline(values: Sequence[float], width: int, levels: str = "▁▂▃▄▅▆▇█") -> str:
-    """A curve in one line of text, at most `width` wide; each column is the mean of its part of the values."""
+    """A curve in one line of text, at most `width` wide; each column is the mean of its part of the values.
+
+    The lowest is at the bottom; the highest at the top, unless the curve hardly moves for its size.
+    """
     finite = [value for value in values if math.isfinite(value)]
     columns = min(width, len(finite))
     if columns <= 0:
         return ""
     edges = [len(finite) * column // columns for column in range(columns + 1)]
     means = [math.fsum(finite[first:end]) / (end - first) for first, end in pairwise(edges)]
-    low, span = min(means), max(means) - min(means)
+    low, high = min(means), max(means)
+    span = max(high - low, _SMALLEST_SPAN * max(abs(low), abs(high)))
     if not span:
         return levels[0] * columns
     return "".join(levels[round((mean - low) / span * (len(levels) - 1))] for mean in means)
@@ -51,12 +61,18 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
 @attrs.define
 class Dashboard:
     """The rows so far, as something that rich can draw."""
 
     title: str
     total_steps: int | None = None
+    ended: bool = False
+    """Whether this is the last drawing; before that an empty line ends it, where the terminal may echo a `^C`."""
     _step: int = attrs.field(default=0, init=False)
     _curves: dict[str, list[float]] = attrs.field(factory=lambda: {key: [] for key in CURVES}, init=False, repr=False)
 
@@ -69,33 +85,49 @@ class Dashboard:
                 curve.append(float(value))
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Group(self._progress(options.max_width), self._table(options))
+        parts: list[RenderableType] = [self._progress(options.max_width)]
+        shown = [key for key, curve in self._curves.items() if curve][: max(0, options.size.height - 3)]
+        if shown:
+            parts.append(self._table(shown, options))
+        if not self.ended and options.size.height > 1:
+            parts.append(Text())
+        yield Group(*parts)
 
     def _progress(self, width: int) -> Table:
         seconds, total = self._curves[STEP_TIME], self.total_steps
-        parts: list[Text | ProgressBar] = [Text(self.title, style="bold"), Text(f"step {self._step}")]
         spent = duration(math.fsum(seconds))
-        if total:
-            parts[1] = Text(f"step {self._step}/{total}")
-            parts.append(ProgressBar(total, self._step, width=max(10, min(40, width - 60))))
         if total and seconds:
             recent = seconds[-_RECENT:]
             left = duration(math.fsum(recent) / len(recent) * max(0, total - self._step))
             spent = f"{spent} · {left} left"
-        grid = Table.grid(padding=(0, 2))
-        grid.add_row(*parts, Text(spent, style="dim"))
+        steps = f"step {self._step}/{total}" if total else f"step {self._step}"
+        room = width - sum(map(len, (self.title, steps, spent))) - 3 * _GAP
+        cells: list[RenderableType] = [Text(self.title, style="bold"), Text(steps), Text(spent, style="dim")]
+        if total and room >= 10:
+            cells.insert(2, ProgressBar(total, self._step, width=min(40, room)))
+        grid = Table.grid(*(Column(no_wrap=True) for _ in cells), padding=(0, _GAP))
+        grid.add_row(*cells)
         return grid
 
-    def _table(self, options: ConsoleOptions) -> Table:
-        width = max(8, min(60, options.max_width - 48))
+    def _table(self, shown: Sequence[str], options: ConsoleOptions) -> Table:
+        """A line for each curve; too little room for all columns costs the range first, and then the curve."""
+        spreads = {key: f"{_text(min(self._curves[key]))} to {_text(max(self._curves[key]))}" for key in shown}
+        range_width = max(map(len, (*spreads.values(), _HEADINGS[3])))
+        room = options.max_width - _LABELS - _NUMBERS - 2 * _GAP
+        with_range = room >= _SHORTEST_CURVE + _GAP + range_width
+        width = min(_LONGEST_CURVE, room - (_GAP + range_width if with_range else 0))
+        columns = [
+            Column(width=_LABELS, no_wrap=True),
+            Column(style="cyan", width=width, no_wrap=True),
+            Column(style="bold", width=_NUMBERS, no_wrap=True, justify="right"),
+            Column(style="dim", width=range_width, no_wrap=True),
+        ]
+        kept = [True, width >= _SHORTEST_CURVE, True, with_range]
         levels = "._-=+*#@" if options.ascii_only else "▁▂▃▄▅▆▇█"
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(width=max(map(len, CURVES.values())), no_wrap=True)
-        grid.add_column(style="cyan", width=width, no_wrap=True)
-        grid.add_column(style="bold", justify="right", width=9, no_wrap=True)
-        grid.add_column(style="dim", no_wrap=True)
-        for key, curve in self._curves.items():
-            if curve:
-                spread = f"{min(curve):.3g} to {max(curve):.3g}"
-                grid.add_row(CURVES[key], sparkline(curve, width, levels), f"{curve[-1]:.3g}", spread)
+        grid = Table.grid(*compress(columns, kept), padding=(0, _GAP))
+        grid.add_row(*compress((Text(heading, style="dim") for heading in _HEADINGS), kept))
+        for key in shown:
+            curve = self._curves[key]
+            cells = (CURVES[key], sparkline(curve, width, levels), _text(curve[-1]), spreads[key])
+            grid.add_row(*compress(cells, kept))
         return grid

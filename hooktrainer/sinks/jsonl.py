@@ -72,9 +72,14 @@ class JsonlSink:
 def _flatten(row: Mapping[str, object]) -> Iterator[tuple[str, float]]:
     for key, value in row.items():
         if isinstance(value, Mapping):
-            yield from ((f"{key}/{number(seen, key):.17g}", number(count, key)) for seen, count in value.items())
+            yield from ((f"{key}/{_short(number(seen, key))}", number(count, key)) for seen, count in value.items())
         else:
             yield key, number(value, key)
+
+
+def _short(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return repr(value).removesuffix(".0")
 
 
 def _last_step(path: Path) -> int:

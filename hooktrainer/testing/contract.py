@@ -36,6 +36,9 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
     It is built from its defaults (and `options`, for those that have none), attaches to a fake bus, says what it is and
     what every option means, and gets its state back over a restart.
     """
+    if not isinstance(cls, type):
+        name = type(cls).__name__
+        raise TypeError(f"check_plugin takes the class, and options beside it: check_plugin({name}), found {cls!r}")
     assert "__attrs_attrs__" in vars(cls), f"{cls.__name__} is no attrs class: put @attrs.define(kw_only=True) above it"
     assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
     bare = [option.name for option in options_of(cls) if not option.doc]
@@ -78,9 +81,16 @@ def check_order_independent(
 ) -> None:
     """Run every permutation of a YAML plugin list on fakes; raises `AssertionError` if the order of the list matters.
 
-    Rows must be equal (times aside), and the plans up to the order of handlers that share a priority. `metrics` is what
-    the learner reports in each update, counted from 1. Sinks named in the list are replaced by fakes.
+    `plugins` are entries as in YAML, not objects: `"weight_sync"`, or `{"use": "my_lab.stop:EarlyStop", "limit": 0.2}`
+    for a class of yours. Rows must be equal (times aside), and the plans up to the order of handlers that share a
+    priority. `metrics` is what the fake learner reports in each update, counted from 1: give what your plugins read,
+    `metrics=lambda update: {"actor/ppo_kl": 0.1 * update}`. Sinks named in the list are replaced by fakes.
     """
+    for entry in plugins:
+        if isinstance(entry, (Plugin, type)):
+            name = entry.__name__ if isinstance(entry, type) else type(entry).__name__
+            text = f'such as "weight_sync" or {{"use": "package.module:{name}"}}'
+            raise TypeError(f"check_order_independent takes entries as in YAML, {text}; found {entry!r}")
     expected_plan, expected_rows = _run(plugins, metrics, steps, iterations)
     for order in itertools.permutations(plugins):
         tied, rows = _run(order, metrics, steps, iterations)
@@ -101,7 +111,12 @@ def _run(
     sinks = {name: FakeSink() for entry in entries for name in _named(entry)}
     trainer = Trainer(entries, fake_ports(learner=FakeLearner(metrics), sinks=sinks), config)
     tied = trainer.bus.plan.tied()
-    trainer.fit()
+    try:
+        trainer.fit()
+    except KeyError as error:
+        given = ", ".join(metrics(1))
+        error.add_note(f"the fake learner reports {given}; give what your plugins read: metrics=lambda update: ...")
+        raise
     return tied, [{"step": step, **row} for name in sorted(sinks) for step, row in sinks[name].rows]
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import attrs
 
 from hooktrainer.bus import Bus
-from hooktrainer.errors import ConfigError, SyncError, did_you_mean
-from hooktrainer.events import Control, Event, FitEnd, FitStart, StepEnd, StepEvent, WeightsSynced
+from hooktrainer.errors import ConfigError, PlanError, SyncError, did_you_mean
+from hooktrainer.events import EVENTS, Control, Event, FitEnd, FitStart, StepEnd, StepEvent, WeightsSynced
 from hooktrainer.handles import ROW
 from hooktrainer.hooks import Entry, handlers_of
 from hooktrainer.host import joined
@@ -41,11 +41,12 @@ class FakeBus:
     def __init__(
         self, *plugins: Plugin | Entry, provides: Iterable[str | type[Event]] | Mapping[str, Place | None] = ()
     ) -> None:
+        _refuse_misuse(plugins, provides)
         self._given: Mapping[str, Value] | None = None
         self.record = Record(0)
         """The record of the step fired last."""
         entries = [Entry.of(plugin, place) for place, plugin in enumerate(plugins)]
-        self.bus = _RecordingBus(Plan.build([*self._stand_ins(entries, provides), *entries]))
+        self.bus = _RecordingBus(_planned([*self._stand_ins(entries, provides), *entries]))
         self.bus.guard(WeightsSynced, _check_version)
 
     @property
@@ -74,6 +75,7 @@ class FakeBus:
         Events of one step share a record until its row is sealed. `fit_end` gets the record of a step that is still
         open, or with `row` an unreported one.
         """
+        _refuse_no_class(event)
         known = [field.name for field in attrs.fields(event) if field.name not in ("control", "record")]
         for name in fields:
             if name not in known:
@@ -84,7 +86,11 @@ class FakeBus:
         filled = event(**defaults, **fields)
         self._given = row
         self.bus.posted.clear()
-        self.bus.emit(filled, self._record_for(filled))
+        try:
+            self.bus.emit(filled, self._record_for(filled))
+        except KeyError as error:
+            error.add_note(f"a handler read what this test does not give: fire({event.__name__}, {_giving(event)})")
+            raise
         return filled
 
     def _defaults(self, event: type[Event], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,6 +148,41 @@ class FakeBus:
         if event.record is not None and not event.record.sealed:
             given = self._given or {}
             event.record.seal(lambda _: given)
+
+
+def _refuse_misuse(plugins: Iterable[object], provides: object) -> None:
+    for plugin in plugins:
+        if isinstance(plugin, type):
+            name = plugin.__name__
+            raise TypeError(f"FakeBus takes plugins, not their classes: FakeBus({name}(...)), found {name}")
+        if not isinstance(plugin, (Plugin, Entry)):
+            raise TypeError(f"FakeBus takes plugins, found {plugin!r}, which is no hooktrainer.Plugin")
+    if isinstance(provides, (str, type)):
+        shown = provides.__name__ if isinstance(provides, type) else repr(provides)
+        raise TypeError(f"provides={shown}: expected a list, provides=[{shown}]")
+
+
+def _refuse_no_class(event: object) -> None:
+    if not (isinstance(event, type) and issubclass(event, Event)):
+        classes = {known.signal: known.__name__ for known in EVENTS}
+        name = classes.get(str(event)) or (type(event).__name__ if isinstance(event, Event) else "StepEnd")
+        raise TypeError(f"fire takes an event class and its fields, as in fire({name}, ...); found {event!r}")
+
+
+def _planned(entries: list[Entry]) -> Plan:
+    try:
+        return Plan.build(entries)
+    except PlanError as error:
+        lacking = [key for key in STANDARD if f"needs '{key}', which nobody makes" in str(error)]
+        if lacking:
+            named = ", ".join(f'"{key}"' for key in lacking)
+            error.add_note(f"in a test, something can stand in for the plugin that makes it: provides=[{named}]")
+        raise
+
+
+def _giving(event: type[Event]) -> str:
+    fields = {field.name for field in attrs.fields(event)}
+    return 'metrics={"...": 1.0}' if "metrics" in fields else 'row={"...": 1.0}'
 
 
 class _RecordingBus(Bus):

@@ -19,7 +19,7 @@ class LogAfterCollect(Plugin):
     """Write one row a step: the step's own metrics, its sync time and its validation."""
 
     sinks: Sequence[Sink] = port(named=True, default=("console", "jsonl"))
-    """Where rows go, by registered name."""
+    """Where rows go: registered names, or classes as `package.module:Class`."""
 
     _written: dict[int, int] = attrs.field(factory=dict, init=False, repr=False)  # last step by sink
 
