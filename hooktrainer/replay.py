@@ -177,7 +177,7 @@ class GroupBuffer:
                     _LOG.warning("still waiting: %s", self._waiting_for(size, step, evicted))
 
     def trainable(self, step: int) -> bool:
-        """Whether a group is left that could be trained in `step`: the newest one, or the prompt of one that requeues."""
+        """Whether a group is left that could be trained in `step`, as it is or dispatched again."""
         with self._lock:
             newest = self._line.newest
             return newest is not None and (self._policy.requeues or not self._policy.evicts(newest.staleness(step)))

@@ -77,7 +77,10 @@ class Fleet:
         if self._buffer is not None:
             self._buffer.close()
         for member in members:
-            member.hang_up() if member.ready else member.kill(signal.SIGTERM)
+            if member.ready:
+                member.hang_up()
+            else:  # it does not listen yet, and has nothing to lose
+                member.kill(signal.SIGTERM)
         _join(members, STOP_S)
         for number, seconds in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, None)):
             for member in members:

@@ -54,11 +54,13 @@ class Generator:
     def greedy(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         """The most likely answer to each prompt, token by token."""
         drafts = [Draft(prompt) for prompt in prompts]
+        slots = min(self.options.slots, len(drafts))
         if drafts:
-            with self.lane(len(drafts)) as lane:
-                lane.admit(drafts)
-                while lane.rows:
-                    lane.step()
+            with self.lane(slots) as lane:
+                for start in range(0, len(drafts), slots):
+                    lane.admit(drafts[start : start + slots])
+                    while lane.rows:
+                        lane.step()
         return self.trajectories(drafts)
 
     def trajectories(self, drafts: Sequence[Draft]) -> list[Trajectory]:

@@ -49,13 +49,15 @@ class Meter:
     def mark(self) -> tuple[float, float]:
         """The beginning of a wait: seconds now, and seconds of weight sync so far."""
         with self._lock:
-            return perf_counter(), self._synced()
+            now = perf_counter()
+            return now, self._synced(now)
 
     def waited(self, mark: tuple[float, float]) -> None:
         """The wait that began at the mark is over."""
         began, synced_before = mark
         with self._lock:
-            seconds, synced = perf_counter() - began, self._synced() - synced_before
+            now = perf_counter()
+            seconds, synced = now - began, self._synced(now) - synced_before
         self.record({"timing_s/engine_wait_groups": Sum(seconds - synced), "timing_s/engine_wait_weights": Sum(synced)})
 
     def generated(self, seconds: float, trajectories: int, tokens: int) -> None:
@@ -69,6 +71,5 @@ class Meter:
             }
         )
 
-    def _synced(self) -> float:
-        now = perf_counter()
+    def _synced(self, now: float) -> float:
         return self._synced_s + (now - self._sync_began if self._sync_began is not None else 0.0)
