@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from hooktrainer.binding import Ports
 from hooktrainer.clock import SystemClock
 from hooktrainer.config import Config, Parts, build_parts, dump, registry
+from hooktrainer.errors import ConfigError
 from hooktrainer.plan_view import describe
 from hooktrainer.plugin import port_fields
 from hooktrainer.replay import GroupBuffer
-from hooktrainer.rundir import make_run_directory
+from hooktrainer.rundir import RunDirectory
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.trainer import Trainer
@@ -30,8 +31,13 @@ def build_trainer(config: Config) -> Trainer:
     parts = build_parts(config)
     parts.plan.require_sync()
     trainer = Trainer(parts.plan.entries, _ports(config, parts), config.trainer)
-    directory = config.run.dir / config.run.name
-    make_run_directory(directory, {"config.yaml": dump(config), "plan.txt": describe(trainer.bus.plan)})
+    files = {"config.yaml": dump(config), "plan.txt": describe(trainer.bus.plan)}
+    try:
+        directory = RunDirectory(config.run.dir / config.run.name, files)
+    except ConfigError:
+        trainer.ports.engine.close()
+        raise
+    trainer.at_end(directory.release)
     return trainer
 
 

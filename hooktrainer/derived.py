@@ -56,13 +56,24 @@ _LEARNER_PHASES: Final[Mapping[str, str]] = {
 """Where the seconds of the loop's thread go; without worker threads generating is waiting."""
 
 
+_ENGINE_PHASES: Final[Mapping[str, str]] = {
+    "generating": "generate",
+    "waiting_for_groups": "engine_wait_groups",
+    "waiting_for_weights": "engine_wait_weights",
+}
+"""Where the seconds of the rollout workers go, all of them together."""
+
+
 def _goodput(values: Mapping[str, Value], seconds: float | None) -> dict[str, float | None]:
-    """Shares of the learner's time, and the share of generated tokens that was thrown away."""
+    """Shares of the learner's time and of the workers', and the share of generated tokens that was thrown away."""
     shares: dict[str, float | None] = {}
     spent = {name: _number(values, f"timing_s/{phase}") or 0.0 for name, phase in _LEARNER_PHASES.items()}
     if seconds:
         shares = {f"perf/goodput/learner/{name}": part / seconds for name, part in spent.items()}
         shares["perf/goodput/learner/other"] = max(0.0, 1 - sum(spent.values()) / seconds)
+    worked = {name: _number(values, f"timing_s/{phase}") or 0.0 for name, phase in _ENGINE_PHASES.items()}
+    if total := sum(worked.values()):
+        shares |= {f"perf/goodput/engine/{name}": part / total for name, part in worked.items()}
     thrown = [_number(values, key) or 0.0 for key in values if key.startswith("ledger/tokens/dropped/")]
     _quotient(shares, "perf/goodput/engine/wasted", sum(thrown), _number(values, "ledger/tokens/generated"))
     return shares

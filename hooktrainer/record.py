@@ -77,7 +77,9 @@ class Record:
             self._metrics[key] = metric if known is None else merge(known, metric)
             self._writers.setdefault(key, writer)
 
-    def _check(self, key: str, metric: object, writer: str) -> None:
+    def _check(self, key: object, metric: object, writer: str) -> None:
+        if not isinstance(key, str) or key == "step":
+            raise MetricError(f"{writer} added a metric under {key!r}; a key is a text, and 'step' is the row's own")
         if not isinstance(metric, Metric):
             raise MetricError(
                 f"{writer} added {key!r} as a plain {type(metric).__name__}; the record takes metrics that carry "

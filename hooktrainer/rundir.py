@@ -1,11 +1,14 @@
-"""The directory of a run, `runs/<name>/`; what an earlier run left there is never overwritten."""
+"""The directory of a run, `runs/<name>/`; what another run left there is never overwritten, nor is it shared."""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import logging
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Final
 
@@ -14,27 +17,54 @@ from hooktrainer.errors import ConfigError, Fault
 _LOG: Final = logging.getLogger("hooktrainer")
 
 
-def make_run_directory(directory: Path, files: dict[str, str]) -> None:
-    """Make the directory with these files in it; an earlier one is renamed to `<name>.1`, or the next free number.
+class RunDirectory:
+    """The directory, held against other runs of the same name until it is released or the process ends."""
 
-    Raises `ConfigError` if it cannot be made or written; nothing is renamed or left behind then.
-    """
-    parent = directory.parent
-    fresh = parent / f".{directory.name}.new"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        fresh.mkdir(exist_ok=True)
-        for name, text in files.items():
-            (fresh / name).write_text(text, encoding="utf-8")
-        if directory.exists() or directory.is_symlink():
-            kept = next(path for path in _numbered(directory) if not path.exists() and not path.is_symlink())
-            directory.rename(kept)
-            _LOG.warning("%s is from an earlier run; it is kept as %s", directory, kept.name)
-        fresh.rename(directory)
-    except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
-        text = f"the run directory {directory} cannot be made: {error.strerror} ({error.filename})."
-        raise ConfigError([Fault("run", f"{text} Choose another with run.dir=... or run.name=...")]) from None
+    def __init__(self, directory: Path, files: Mapping[str, str]) -> None:
+        """Make the directory with these files; an earlier one is renamed to `<name>.1`, or the next free number.
+
+        Raises `ConfigError` if it is in use, or cannot be made or written; nothing is renamed or left behind then.
+        """
+        self._lock: TextIOWrapper | None = None
+        fresh = directory.with_name(f".{directory.name}.new")
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(directory.with_name(f".{directory.name}.lock"), directory)
+            fresh.mkdir(exist_ok=True)
+            for name, text in files.items():
+                (fresh / name).write_text(text, encoding="utf-8")
+            if directory.exists() or directory.is_symlink():
+                kept = next(path for path in _numbered(directory) if not path.exists() and not path.is_symlink())
+                directory.rename(kept)
+                _LOG.warning("%s is from an earlier run; it is kept as %s", directory, kept.name)
+            fresh.rename(directory)
+        except OSError as error:
+            shutil.rmtree(fresh, ignore_errors=True)
+            self.release()
+            text = f"the run directory {directory} cannot be made: {error.strerror} ({error.filename})."
+            raise ConfigError([Fault("run", f"{text} Choose another with run.dir=... or run.name=...")]) from None
+
+    def release(self) -> None:
+        """Let another run of this name begin."""
+        if self._lock is not None:
+            Path(self._lock.name).unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+
+
+def _locked(path: Path, directory: Path) -> TextIOWrapper:
+    """A file that this process alone has locked; the system lets go of it when the process ends, however it does."""
+    while True:
+        file = path.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            text = f"another run is going on in {directory}. Wait for it, or choose another name with run.name=..."
+            raise ConfigError([Fault("run.name", text)]) from None
+        if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            return file
+        file.close()  # the run before removed it between the two
 
 
 def _numbered(directory: Path) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -57,6 +57,7 @@ class Trainer:
         self._complete = 0  # the last step whose weights are confirmed
         self._unreported: Record | None = None
         self._started = False
+        self._at_end: list[Callable[[], None]] = []
 
     def fit(self) -> Result:
         """Train until the steps are done, the data ends or a plugin stops the run; `fit_end` is always sent."""
@@ -76,17 +77,19 @@ class Trainer:
         self._end(status, reason, seconds, failure)
         return Result(status=status, reason=reason, step=self._complete, seconds=seconds)
 
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Do this after everything else, however the run ends."""
+        self._at_end.append(action)
+
     def _run(self) -> tuple[Status, str]:
         self.bus.emit(FitStart())
-        held, published = self.ports.engine.version, self.ports.buffer.version
-        if held != published:
+        if (held := self.ports.engine.version) != (published := self.ports.buffer.version):
             raise SyncError(f"after fit_start engines hold version {held}, not the first one, {published}")
         if self.bus.control.reason is None:
             self.ports.engine.start(self.ports.buffer)
             self._dispatcher.request(self._config.num_warmup_batches * self._config.ppo_mini_batch_size)
         while True:
-            done = self._complete
-            if done == self._config.total_steps:
+            if (done := self._complete) == self._config.total_steps:
                 return "completed", f"all {done} steps are done"
             if self.bus.control.reason is not None:
                 return "stopped", self.bus.control.reason
@@ -183,7 +186,8 @@ class Trainer:
         summary = MappingProxyType({"steps": float(step), "seconds": seconds, **self.bus.times.summary()})
         event = FitEnd(status=status, reason=reason, step=step, version=version, summary=summary)
         # Each of these runs whatever becomes of the others; the first error of the run is the one that leaves `fit`.
-        for close in (partial(self.bus.emit, event, record), self.ports.buffer.close, self.ports.engine.close):
+        last: list[Callable[[], None]] = [partial(self.bus.emit, event, record)]
+        for close in (*last, self.ports.buffer.close, self.ports.engine.close, *self._at_end):
             try:
                 close()
             except BaseException as error:  # noqa: BLE001 (raised below)

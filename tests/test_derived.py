@@ -120,3 +120,14 @@ def test_the_share_of_tokens_thrown_away_counts_every_reason() -> None:
 
     assert derive(row)["perf/goodput/engine/wasted"] == 0.25
     assert derive({"ledger/tokens/generated": 0.0})["perf/goodput/engine/wasted"] is None
+
+
+def test_the_seconds_of_the_workers_are_shared_out() -> None:
+    row = {"timing_s/generate": 6.0, "timing_s/engine_wait_groups": 3.0, "timing_s/engine_wait_weights": 1.0}
+
+    shares = [
+        derive(row)[f"perf/goodput/engine/{name}"]
+        for name in ("generating", "waiting_for_groups", "waiting_for_weights")
+    ]
+
+    assert shares == pytest.approx([0.6, 0.3, 0.1])

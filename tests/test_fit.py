@@ -160,24 +160,26 @@ def test_a_place_that_cannot_be_written_exits_2(capsys: pytest.CaptureFixture[st
     assert "cannot be made" in capsys.readouterr().err
 
 
+def no_number(scores: torch.Tensor, _: object) -> torch.Tensor:
+    return torch.full_like(scores, float("nan"))
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_update_with_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("hooktrainer.tasks.sort_digits.SortDigits.score", lambda *_: float("nan"))
+        patched.setattr("hooktrainer.algorithms.advantages.grpo", no_number)
         assert main(["fit", "inline.yaml"]) == 1
 
     said = capsys.readouterr().err
-    assert said.startswith(
-        "0 steps complete, kept in runs/inline\nthe run failed: actor/pg_loss is nan: no update was made"
-    )
+    assert said.startswith("0 steps complete, kept in runs/inline\nthe run failed: actor/pg_loss is nan: no update")
     assert "Traceback" not in said
     assert rows("inline") == []
     assert main(["fit", "inline.yaml", "trainer.total_steps=1"]) == 0
 
 
 def test_the_weights_stay_as_they_were_before_an_update_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hooktrainer.tasks.sort_digits.SortDigits.score", lambda *_: float("nan"))
+    monkeypatch.setattr("hooktrainer.algorithms.advantages.grpo", no_number)
     trainer = build_trainer(load_config("inline.yaml"))
     before = {name: tensor.clone() for name, tensor in trainer.ports.learner.weights().items()}
 
@@ -185,6 +187,69 @@ def test_the_weights_stay_as_they_were_before_an_update_that_is_not_finite(monke
         trainer.fit()
 
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.ports.learner.weights().items())
+
+
+@pytest.mark.parametrize("score", ["nan", "inf", "1.5", "None", "'0.5'", "[1]"])
+def test_a_score_that_is_none_is_named_with_its_answer(score: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd.py").write_text(
+        "import attrs\nfrom math import inf, nan\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
+        f"@attrs.frozen(kw_only=True)\nclass Odd(SortDigits):\n    def score(self, *_):\n        return {score}\n"
+    )
+
+    assert main(["fit", "inline.yaml", "task.use=odd.py:Odd"]) == 1
+
+    said = capsys.readouterr().err
+    assert f"Odd.score gave {score} for the answer" in said
+    assert "a score is a number from 0 to 1" in said
+
+
+@pytest.mark.parametrize(("code", "exits"), [("0", 1), ("", 1), ("3", 3)])
+def test_a_plugin_that_leaves_is_no_success_and_is_named(
+    code: str, exits: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("leaver.py").write_text(
+        "import sys\nimport attrs\nfrom hooktrainer import Plugin, on\nfrom hooktrainer.events import StepStart\n\n"
+        "@attrs.define\nclass Leaver(Plugin):\n    @on(StepStart)\n"
+        f"    def start(self, event: StepStart) -> None:\n        sys.exit({code})\n"
+    )
+    Path("more.yaml").write_text("plugins: [weight_sync, 'leaver.py:Leaver']\n")
+
+    assert main(["fit", "inline.yaml", "more.yaml"]) == exits
+
+    assert "raised by plugin 'leaver' (plugins[1]): Leaver.start on step_start" in capsys.readouterr().err
+
+
+def test_a_plugin_that_leaves_when_it_is_imported_is_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("leaver.py").write_text("import sys\nsys.exit(0)\n")
+    Path("more.yaml").write_text("plugins: [weight_sync, 'leaver.py:Leaver']\n")
+
+    assert main(["fit", "inline.yaml", "more.yaml"]) == 2
+
+    assert "plugins[1]" in capsys.readouterr().err
+
+
+def test_a_second_run_of_a_name_is_refused_while_the_first_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    first = build_trainer(load_config("inline.yaml"))
+
+    assert main(["fit", "inline.yaml"]) == 2
+    assert "another run is going on" in capsys.readouterr().err
+
+    first.fit()
+    assert main(["fit", "inline.yaml"]) == 0
+
+
+def test_too_few_held_out_prompts_are_known_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "inline.yaml", "plugins.validation.size=5000"]) == 2
+
+    said = capsys.readouterr().err
+    assert "5000 held-out prompts were asked for" in said
+    assert "0 steps complete" in said
+
+
+def test_an_override_may_be_longer_than_a_path() -> None:
+    plugins = ", ".join(["metric_aggregation", "weight_sync", *(f"{{use: validation, name: v{i}}}" for i in range(9))])
+
+    assert main(["plan", "inline.yaml", f"plugins=[{plugins}]"]) == 0
 
 
 def test_a_plugin_beside_the_yaml_is_used_by_its_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hooktrainer.events import StepEnd
+from hooktrainer.events import FitStart, StepEnd
 from hooktrainer.testing import FakeBus, FakeEngine, FakePrompts, ManualClock, check_plugin
 from hooktrainer_plugins.validation import Validation
 
@@ -17,6 +17,7 @@ def test_it_keeps_the_contract() -> None:
 def test_partial_credit_and_exact_answers_are_reported_beside_each_other(score: float, exact: float) -> None:
     validation = Validation(every=2, size=8, engine=FakeEngine(score=score), prompts=FakePrompts(), clock=ManualClock())
     bus = FakeBus(validation, provides=["metrics.row", "weights.published"])
+    bus.fire(FitStart)
     rows = []
     for step in (1, 2, 3):
         bus.fire(StepEnd, step=step, last=step == 3)

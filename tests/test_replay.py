@@ -84,6 +84,18 @@ class TestStaleness:
         assert stamps_of(batch.groups) == [5, 5]
         assert len({group.number for group in batch.groups}) == 2
 
+    def test_a_group_that_is_being_generated_is_not_evicted_before_it_ends_and_then_as_a_whole(self) -> None:
+        buffer = GroupBuffer()
+        buffer.set_policy(Drop(2))
+        buffer.dispatch(prompts(1))
+        (slow,) = buffer.claim(1)
+        finished(buffer, [4])
+
+        assert buffer.sample(1, 4, nothing_more).evicted == ()
+        buffer.finish(slow, [answer()] * 4)
+        assert buffer.sample(1, 4, nothing_more).evicted == (4,)
+        assert (buffer.ledger.dropped["stale"].trajectories, buffer.ledger.outstanding) == (4, 0)
+
     def test_wait_blocks_while_an_unfinished_group_reaches_the_threshold(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Wait(2))

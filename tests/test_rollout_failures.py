@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hooktrainer import build_trainer, load_config
-from hooktrainer.errors import RolloutError
+from hooktrainer.errors import RolloutError, StarvedError
 from hooktrainer.tasks.sort_digits import SortDigits
 
 RUN = """
@@ -65,6 +65,53 @@ def test_an_error_leaves_fit_within_two_seconds(
     assert time.monotonic() - started < 2
     assert ends
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """What a rollout waits for that never returns; it is let go after the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_rollout_that_never_returns_is_given_up_starves_the_run_and_holds_up_nothing(
+    stuck: threading.Event,
+    config: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(SortDigits, "score", lambda *_: stuck.wait() and 0.5)
+    limits = ["replay.group_timeout_s=0.2", "replay.sample_timeout_s=0.5"]
+    started = time.monotonic()
+
+    with pytest.raises(StarvedError, match=r"starved for 0.5 s: 0 of 4 groups sampleable in step 1"):
+        build_trainer(config("thread", *limits)).fit()
+
+    assert time.monotonic() - started < 5
+    assert "group 0 ran longer than replay.group_timeout_s = 0.2" in caplog.text
+    assert "rollout-0 did not return within 1.5 s and is abandoned" in caplog.text
+
+
+def test_an_error_leaves_fit_while_another_worker_hangs(
+    stuck: threading.Event, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, first = ValueError("boom"), threading.Lock()
+
+    def score(*_: object) -> float:
+        if first.acquire(blocking=False):
+            stuck.wait()
+        raise error
+
+    monkeypatch.setattr(SortDigits, "score", score)
+    trainer = build_trainer(config("thread", "rollout.workers=2", "rollout.batching=group"))
+    started = time.monotonic()
+
+    with pytest.raises(RolloutError) as caught:
+        trainer.fit()
+
+    assert caught.value.__cause__ is error
+    assert time.monotonic() - started < 2.5
 
 
 @pytest.mark.parametrize("engine", ["inline", "thread"])

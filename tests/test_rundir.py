@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hooktrainer.errors import ConfigError
-from hooktrainer.rundir import make_run_directory
+from hooktrainer.rundir import RunDirectory
 
 
 def test_it_holds_the_files(tmp_path: Path) -> None:
-    make_run_directory(tmp_path / "runs" / "a", {"plan.txt": "plan"})
+    RunDirectory(tmp_path / "runs" / "a", {"plan.txt": "plan"}).release()
 
     assert (tmp_path / "runs" / "a" / "plan.txt").read_text() == "plan"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
@@ -23,7 +25,7 @@ def test_earlier_runs_are_kept_under_the_next_free_number_and_that_is_said(
 ) -> None:
     with caplog.at_level(logging.WARNING, "hooktrainer"):
         for number in range(3):
-            make_run_directory(tmp_path / "a", {"plan.txt": str(number)})
+            RunDirectory(tmp_path / "a", {"plan.txt": str(number)}).release()
 
     texts = {path.name: (path / "plan.txt").read_text() for path in tmp_path.iterdir()}
     assert texts == {"a": "2", "a.1": "0", "a.2": "1"}
@@ -34,9 +36,33 @@ def test_a_place_that_cannot_be_written_is_a_fault_of_the_configuration_and_leav
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigError, match=r"run: the run directory .* cannot be made: File exists"):
-        make_run_directory(tmp_path / "file" / "a", {"plan.txt": ""})
+        RunDirectory(tmp_path / "file" / "a", {"plan.txt": ""})
 
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="cannot be made"):
-        make_run_directory(tmp_path / "a", {"good.txt": "", "no/such/folder.txt": ""})
+        RunDirectory(tmp_path / "a", {"good.txt": "", "no/such/folder.txt": ""})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "file"]
+
+
+def test_two_runs_of_one_name_do_not_share_a_directory(tmp_path: Path) -> None:
+    first = RunDirectory(tmp_path / "a", {"plan.txt": "1"})
+
+    with pytest.raises(ConfigError, match=r"run.name: another run is going on in .*/a. Wait for it"):
+        RunDirectory(tmp_path / "a", {"plan.txt": "2"})
+    RunDirectory(tmp_path / "b", {"plan.txt": "3"}).release()
+    assert (tmp_path / "a" / "plan.txt").read_text() == "1"
+
+    first.release()
+    RunDirectory(tmp_path / "a", {"plan.txt": "4"}).release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.1", "b"]
+
+
+def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom hooktrainer.rundir import RunDirectory\n"
+        f"kept = RunDirectory(Path({str(tmp_path)!r}) / 'a', {{}})\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False)
+
+    RunDirectory(tmp_path / "a", {}).release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.1"]

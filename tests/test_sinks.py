@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import math
+import resource
+import signal
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
@@ -186,3 +188,22 @@ class TestPlainLines:
         sink.open()
         sink.write(1, ROW)
         assert "\x1b[?25l" not in shown(console)
+
+
+@pytest.mark.parametrize("room", [5, 40])
+def test_a_disk_that_is_full_in_the_middle_of_a_row_leaves_whole_rows(room: int, tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path)
+    sink.open()
+    sink.write(1, {"loss": 1.0})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sink.path.stat().st_size + room, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            sink.write(2, {"loss": 2.0, "a" * 60: 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    sink.write(2, {"loss": 3.0})
+
+    assert [json.loads(line)["loss"] for line in sink.path.read_text().splitlines()] == [1.0, 3.0]

@@ -20,7 +20,7 @@ from hooktrainer.errors import ConfigError, HookTrainerError
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:  # noqa: PLR0911 (one for each way to end)
     """Run a command; returns 0 when done, 2 if the configuration is wrong, 1 on failure, 130 if interrupted."""
     args = _parse(argv)
     # `package.module:Class` is found beside the working directory, as under `python -m hooktrainer`.
@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    except SystemExit as error:  # somebody's code, or a signal, ended the run: whatever it says, that is no success
+        sys.stderr.write(_exit_text(error))
+        return error.code if isinstance(error.code, int) and error.code else 1
     except HookTrainerError as error:
         sys.stderr.write(_failure_text(error))
         return 1
@@ -78,6 +81,11 @@ def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
     files = ", ".join(argument for argument in arguments if "=" not in argument)
     count = f"{len(error.faults)} fault{'s' if len(error.faults) != 1 else ''}"
     return "\n".join([f"{count} in {files}:" if files else f"{count}:", *(f"  {fault}" for fault in error.faults), ""])
+
+
+def _exit_text(error: SystemExit) -> str:
+    notes = getattr(error, "__notes__", ())
+    return "\n".join([f"the run was ended by SystemExit({error.code!r})", *(f"  {note}" for note in notes), ""])
 
 
 def _failure_text(error: HookTrainerError) -> str:

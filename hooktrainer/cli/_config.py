@@ -23,11 +23,18 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _is_file(argument: str) -> bool:
+    try:
+        return Path(argument).exists()
+    except (OSError, ValueError):  # longer than a path can be
+        return False
+
+
 def load(args: argparse.Namespace) -> Config:
     """The configuration that the arguments describe; warnings go to standard error, once each."""
     from hooktrainer.config import ConfigWarning, load_config
 
-    overrides = [argument for argument in args.config if "=" in argument and not Path(argument).exists()]
+    overrides = [argument for argument in args.config if "=" in argument and not _is_file(argument)]
     files = [argument for argument in args.config if argument not in overrides]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConfigWarning)

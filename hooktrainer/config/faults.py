@@ -20,7 +20,7 @@ class Faults:
     elsewhere: Callable[[], Mapping[str, str]] = attrs.field(default=dict, repr=False)
     """Full paths by their last key: what an unknown key at a wrong level may have meant; asked if there is one."""
     found: list[Fault] = attrs.field(factory=list)
-    absorbed: list[Exception] = attrs.field(factory=list, repr=False)
+    absorbed: list[BaseException] = attrs.field(factory=list, repr=False)
 
     def __len__(self) -> int:
         return len(self.found)
@@ -46,7 +46,7 @@ class Faults:
         takes = f"takes {', '.join(known)}" if known else "takes no options"
         self.at(word).add(f"unknown key '{word}'; {owner} {takes}.{hint}")
 
-    def absorb(self, error: Exception) -> None:
+    def absorb(self, error: BaseException) -> None:
         """Take over an error: the faults of a `ConfigError`, seen from this address, or what it says.
 
         A ValueError or TypeError is taken for a refusal, anything else for a bug: it is named with its place.
@@ -76,7 +76,7 @@ def shown(value: object) -> str:
     return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """An error that nobody raised on purpose, with the line that it comes from."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
@@ -98,7 +98,7 @@ def _place(address: str, sections: Sequence[str]) -> tuple[int, int]:
     return sections.index(section) if section in sections else -1, int(item[1]) if item else -1
 
 
-def _bug(error: Exception) -> BaseException | None:
+def _bug(error: BaseException) -> BaseException | None:
     if isinstance(error, ConfigError):
         return error.__cause__
     return None if isinstance(error, (ValueError, TypeError)) else error

@@ -116,7 +116,7 @@ def _check(plugin: Plugin, config: Config, faults: Faults) -> None:
         said: Any = plugin.check(config)
         for sentence in [said] if isinstance(said, str) else said or ():
             faults.add(sentence if isinstance(sentence, str) else f"check gives sentences, found {shown(sentence)}")
-    except Exception as error:  # noqa: BLE001 (whatever a plugin raises is a fault with its address)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a plugin raises is a fault with its address)
         if not before:  # otherwise it may come of a fault that is known
             faults.absorb(error)
 

@@ -127,7 +127,7 @@ def _import(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(f"there is no module '{error.name}'; a file is named as in my_plugin.py:Class") from error
         raise ConfigError(f"importing {name} failed: {described(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"importing {name} failed: {described(error)}") from error
 
 
@@ -147,7 +147,7 @@ def _load_file(path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where pickle, inspect and attrs look
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"importing {path} failed: {described(error)}") from error
     return module

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import attrs
-from attrs.validators import ge, optional
+from attrs.validators import ge, le, lt, optional
 
 from hooktrainer.algorithms.options import Algorithm
 from hooktrainer.config.fields import field_type
@@ -19,8 +19,8 @@ from hooktrainer.limits import Limits
 
 
 def _is_folder(_instance: object, _attribute: object, value: str) -> None:
-    if Path(value).name != value or value == "..":
-        raise ValueError(f"a run is kept in one folder, so its name has no '/'; found {value!r}")
+    if Path(value).name != value or value in {"", ".."} or "\0" in value:
+        raise ValueError(f"a run is kept in one folder, so its name is not empty and has no '/'; found {value!r}")
 
 
 def _is_whole_step(trainer: TrainerConfig, _attribute: object, value: int) -> None:
@@ -53,7 +53,7 @@ class TrainerConfig:
     """P, the updates between two weight syncs."""
     num_warmup_batches: int = attrs.field(default=0, validator=ge(0))
     """W, the mini-batches that are dispatched before the first update; 0 means that nothing overlaps."""
-    intra_op_threads: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    intra_op_threads: int | None = attrs.field(default=None, validator=optional([ge(1), le(1024)]))
     """Threads of one torch operation; torch decides if left out."""
 
 
@@ -75,7 +75,7 @@ class RunConfig:
 class Config:
     """Everything that a run is made from."""
 
-    seed: int = attrs.field(default=0, validator=ge(0))
+    seed: int = attrs.field(default=0, validator=[ge(0), lt(2**63)])
     """Seed of everything random."""
     task: Use
     """Where prompts and rewards come from."""

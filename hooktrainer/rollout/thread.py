@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 
     from hooktrainer.rollout.generator import Generator
     from hooktrainer.rollout.weights import DoubleBuffer
+
+
+_LOG: Final = logging.getLogger("hooktrainer")
+GRACE_S: Final = 1.5
+"""Seconds that workers have to return once the engine is closed; they look up after every token."""
 
 
 class Shares:
@@ -69,7 +76,8 @@ class ThreadEngine(Engine):
         super().start(buffer)
         shares = Shares(buffer, self._num_workers)
         for number in range(self._num_workers):
-            worker = threading.Thread(target=self._work, args=(buffer, shares), name=f"rollout-{number}")
+            # A daemon, since nothing can end a thread that never returns from somebody's code.
+            worker = threading.Thread(target=self._work, args=(buffer, shares), name=f"rollout-{number}", daemon=True)
             worker.start()
             self._workers.append(worker)
 
@@ -79,12 +87,16 @@ class ThreadEngine(Engine):
             raise RolloutError(f"a rollout worker died: {self._died!r}") from self._died
 
     def close(self) -> None:
-        """Close the buffer that it serves, which ends every wait there, and join the workers."""
+        """Close the buffer that it serves, which ends every wait there, and join the workers as far as they return."""
         self._stopped.set()
         if self._buffer is not None:
             self._buffer.close()
+        deadline = monotonic() + GRACE_S
         while self._workers:
-            self._workers.pop().join()
+            worker = self._workers.pop()
+            worker.join(max(0.0, deadline - monotonic()))
+            if worker.is_alive():
+                _LOG.warning("%s did not return within %g s and is abandoned", worker.name, GRACE_S)
         self._buffer = None
 
     def _work(self, buffer: ReplayBuffer, shares: Shares) -> None:

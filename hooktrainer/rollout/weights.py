@@ -94,11 +94,6 @@ class DoubleBuffer:
         """Version that every new reader gets; -1 before the first flip."""
         return self._versions[self._used]
 
-    @property
-    def in_use(self) -> tuple[int, int]:
-        """Place and version of the set in use."""
-        return self._used, self.version
-
     @torch.no_grad()
     def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy weights into the spare set. Raises `SyncError` if they do not fit it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -52,8 +53,13 @@ class JsonlSink:
         if step <= self._last_step:
             raise RecordError(f"step {step} follows step {self._last_step} in {self.path}; steps must ascend")
         line = json.dumps({"step": step} | self._finite(row) | {"step": step}, allow_nan=False)
-        with self.path.open("a", encoding="utf-8") as file:  # no handle is kept, so there is none to lose
-            file.write(line + "\n")
+        whole = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("a", encoding="utf-8") as file:  # no handle is kept, so there is none to lose
+                file.write(line + "\n")
+        except OSError:
+            os.truncate(self.path, whole)  # a full disk takes half a line
+            raise
         self._last_step = step
 
     def close(self) -> None:

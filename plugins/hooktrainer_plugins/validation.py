@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.events import StepEnd
+from hooktrainer.events import FitStart, StepEnd
+from hooktrainer.groups import Prompt
 from hooktrainer.metrics import Mean, Sum
 from hooktrainer.plugin import port
 from hooktrainer.ports import Clock, PromptSource, RolloutEngine
@@ -25,11 +28,18 @@ class Validation(Plugin):
     prompts: PromptSource = port()
     clock: Clock = port()
 
+    _prompts: Sequence[Prompt] = attrs.field(default=(), init=False, repr=False)
+
+    @on(FitStart, priority=Priority.PREPARE)
+    def take_prompts(self, _event: FitStart) -> None:
+        """Take the held-out prompts before any work, so that too few of them are known at once."""
+        self._prompts = self.prompts.heldout(self.size)
+
     @on(StepEnd, priority=Priority.EVALUATE, needs=["weights.published"], adds=["metrics.row"], every="every")
     def evaluate(self, event: StepEnd) -> None:
         """Add the mean score with partial credit, and beside it the share of exact answers."""
         started = self.clock.now()
-        answers = self.engine.answer(self.prompts.heldout(self.size))
+        answers = self.engine.answer(self._prompts)
         event.record.add(
             {
                 "val/score/mean": Mean.of(answer.score for answer in answers),

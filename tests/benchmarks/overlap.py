@@ -27,7 +27,7 @@ from hooktrainer.config import config_from_mapping
 from hooktrainer.groups import Group
 from hooktrainer.tasks.sort_digits import SortDigits
 
-ROUNDS, BATCHES, SIZE = 7, 5, 16
+ROUNDS, BATCHES, SIZE = 7, 8, 16
 
 
 @attrs.frozen(kw_only=True)
@@ -57,9 +57,9 @@ class Way:
 
 WAYS = (
     Way("waiting reward, thread", f"{__file__}:ToolCall", "thread", 4, 2, "at most 1.05"),
-    Way("compute, thread", "sort_digits", "thread", 4, 24),
-    Way("compute, process", "sort_digits", "process", 4, 24, "at most 1.18"),
-    Way("compute, inline, 2 threads", "sort_digits", "inline", 4, 24, threads=2),
+    Way("compute, thread", "sort_digits", "thread", 2, 24),
+    Way("compute, process", "sort_digits", "process", 2, 24, "at most 1.18"),
+    Way("compute, inline, 2 threads", "sort_digits", "inline", 2, 24, threads=2),
 )
 
 
@@ -77,6 +77,7 @@ class Run:
                 "rollout": rollout,
                 "trainer": {"total_steps": 1, "train_batch_size": SIZE, "ppo_mini_batch_size": SIZE},
                 "plugins": ["weight_sync"],
+                "run": {"name": "-".join(way.name.replace(",", "").split())},
             }
         )
         self.way = way
