@@ -16,7 +16,7 @@ from rollouts import LENGTH, PATIENCE_S, TASK, TOKENIZER, Queue, Versioned, buil
 
 from hooktrainer import ports
 from hooktrainer.errors import RolloutError, SyncError
-from hooktrainer.groups import FailureReason, Group, Trajectory
+from hooktrainer.groups import Group, Trajectory
 from hooktrainer.models.policy import full_state
 from hooktrainer.rollout.inline import Inline
 from hooktrainer.rollout.process import Process
@@ -295,8 +295,3 @@ def test_workers_claim_even_shares() -> None:
     serve(engine, queue, 8)
     engine.close()
     assert sorted(queue.finished) == list(range(8))
-
-
-def test_the_reason_of_a_failure_is_one_the_buffer_knows() -> None:
-    reasons: set[FailureReason] = {"error", "cancelled", "timeout", "worker_died"}
-    assert reasons == set(FailureReason.__args__)

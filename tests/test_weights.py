@@ -73,7 +73,7 @@ class TestDoubleBuffer:
         readers = [threading.Thread(target=read) for _ in range(3)]
         for reader in readers:
             reader.start()
-        for version in range(1, 300):
+        for version in range(1, 100):
             weights.stage(versioned(version), version)
             weights.flip()
         done.set()
