@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -254,9 +255,14 @@ def run(directory: Path, **task: object) -> object:
         "task": {"use": f"{directory}/mine.py:Mine", "digits": 3, **task},
         "model": {"use": "decoder", "layers": 1, "width": 16, "heads": 2},
         "rollout": {"use": "process", "workers": 2, "n": 2, "max_response_length": 4},
-        "trainer": {"total_steps": 4, "train_batch_size": 8, "ppo_mini_batch_size": 8, "num_warmup_batches": 1},
+        "trainer": {"total_steps": 12, "train_batch_size": 8, "ppo_mini_batch_size": 8, "num_warmup_batches": 1},
         "run": {"dir": str(directory / "runs")},
-        "plugins": ["metric_aggregation", "weight_sync", {"use": f"{__file__}:Killer"}],
+        "plugins": [
+            "metric_aggregation",
+            "weight_sync",
+            {"use": f"{__file__}:Killer"},
+            {"use": "log_after_collect", "sinks": ["jsonl"]},
+        ],
     }
     return build_trainer(config_from_mapping(mapping))
 
@@ -266,8 +272,14 @@ class TestRuns:
     def test_a_run_goes_on_after_a_worker_was_killed(self, tmp_path: Path) -> None:
         trainer = run(tmp_path)
         result = trainer.fit()
-        assert (result.status, result.step) == ("completed", 4)
+        assert (result.status, result.step) == ("completed", 12)
         assert not active_children()
+        rows = [json.loads(line) for line in next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(1, 13))
+        late = trainer.ports.engine.take_metrics()["rollout/restarts"].value  # noticed after the last row
+        assert sum(row["rollout/restarts"] for row in rows) + late == 1
+        assert [row["ledger/imbalance"] for row in rows] == [0] * 12
+        assert trainer.ports.buffer.ledger.sampled.groups == 12 * 8
 
     def test_an_error_in_a_worker_leaves_fit_within_two_seconds(self, tmp_path: Path) -> None:
         trainer = run(tmp_path, fails=True)
