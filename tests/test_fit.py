@@ -297,4 +297,5 @@ def test_a_signal_ends_the_run_cleanly_with_whole_rows(number: signal.Signals, c
 
     assert process.returncode == code
     assert "complete, kept in runs/thread" in said
+    assert said.endswith("interrupted\n" if number == signal.SIGINT else "terminated\n")
     assert [row["step"] for row in rows("thread")] == list(range(1, len(rows("thread")) + 1))

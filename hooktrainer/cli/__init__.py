@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -84,6 +85,8 @@ def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
 
 
 def _exit_text(error: SystemExit) -> str:
+    if error.code in (128 + signal.SIGTERM, 128 + signal.SIGHUP):  # whose handler it came in says nothing
+        return "terminated\n"
     notes = getattr(error, "__notes__", ())
     return "\n".join([f"the run was ended by SystemExit({error.code!r})", *(f"  {note}" for note in notes), ""])
 
