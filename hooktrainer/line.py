@@ -98,16 +98,6 @@ class Line:
         oldest = (next(iter(self._running.values()), None), self._pending[0] if self._pending else None)
         return [place.group for place in oldest if place is not None]
 
-    def claimed_until(self, moment: float) -> list[Group]:
-        """Groups that have been running since that moment or longer."""
-        overdue = []
-        for place in self._running.values():
-            if place.claimed_at > moment:
-                break
-            overdue.append(place.group)
-        return overdue
-
-    def first_claim(self) -> float | None:
-        """When the group was claimed that has been running longest."""
-        place = next(iter(self._running.values()), None)
-        return None if place is None else place.claimed_at
+    def running(self) -> Iterator[tuple[Group, float]]:
+        """Running groups with the moment when they were claimed, the longest running first."""
+        return ((place.group, place.claimed_at) for place in self._running.values())

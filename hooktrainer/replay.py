@@ -212,8 +212,8 @@ class GroupBuffer:
 
     def _patience(self, deadline: float | None) -> float:
         """Seconds until something is due: a time limit, or a reminder."""
-        first, limit = self._line.first_claim(), self._limits.group_timeout_s
-        moments = [deadline, None if first is None or limit is None else first + limit]
+        limit, first = self._limits.group_timeout_s, next(self._line.running(), None)
+        moments = [deadline, None if first is None or limit is None else first[1] + limit]
         return max(0.0, min([REMINDER_S, *(moment - self._clock.now() for moment in moments if moment is not None)]))
 
     def _still_runs(self, group: Group) -> bool:
@@ -228,7 +228,10 @@ class GroupBuffer:
 
     def _give_up_late(self) -> None:
         limit = self._limits.group_timeout_s
-        for group in [] if limit is None else self._line.claimed_until(self._clock.now() - limit):
+        if limit is None:
+            return
+        latest = self._clock.now() - limit
+        for group, _ in list(itertools.takewhile(lambda running: running[1] <= latest, self._line.running())):
             error = RolloutError(f"group {group.number} ran longer than replay.group_timeout_s = {limit:g}")
             self.fail(group, error, "timeout")
             self._given_up.add(group.number)
