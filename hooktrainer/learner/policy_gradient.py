@@ -16,6 +16,7 @@ from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 from hooktrainer.algorithms.options import Algorithm
 from hooktrainer.errors import NonFiniteError
 from hooktrainer.groups import Group
+from hooktrainer.host import to_host
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.batch_metrics import batch_metrics
 from hooktrainer.learner.options import Optim
@@ -88,7 +89,7 @@ class PolicyGradientLearner:
         sums = self._accumulate_gradients(batch, advantages, totals)
         sums["grad_norm"] = nn.utils.clip_grad_norm_(self._parameters, self._optim.grad_clip)
         spread = {"advantages": advantages.sum(), "highest": advantages.max(), "lowest": advantages.min()}
-        values = _to_host(sums | spread)
+        values = cast("dict[str, float]", to_host(sums | spread))
         lr = self._set_lr()
         _check_finite(values, lr)
         self._optimizer.step()
@@ -137,12 +138,6 @@ class PolicyGradientLearner:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         return lr
-
-
-def _to_host(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """All scalars in one transfer."""
-    numbers = torch.stack([value.double() for value in values.values()]).tolist()
-    return dict(zip(values, numbers, strict=True))
 
 
 def _check_finite(values: Mapping[str, float], lr: float) -> None:
