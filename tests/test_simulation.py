@@ -95,9 +95,11 @@ class TestDistributions:
         [
             ("fast", "could not convert string to float: 'fast'; expected SECONDS, constant:SECONDS"),
             ("lognormal:4", "--train lognormal:4; expected"),
-            ("lognormal:0:1", "'mean' must be finite and above 0: 0"),
-            ("constant:-1", "'seconds' must be finite and at least 0: -1"),
-            ("nan", "'seconds' must be finite and at least 0: nan"),
+            ("lognormal:0:1", "'mean' must be above 0 and at most 1e+09: 0"),
+            ("lognormal:1e308:1", "'mean' must be above 0 and at most 1e+09: 1e+308"),
+            ("lognormal:4:50", "'sigma' must be from 0 to 5: 50"),
+            ("constant:-1", "'seconds' must be from 0 to 1e+09: -1"),
+            ("nan", "'seconds' must be from 0 to 1e+09: nan"),
             ("uniform:1:2", "--train uniform:1:2; expected"),
             ("recorded:nowhere", "metrics.jsonl cannot be read"),
         ],
@@ -211,6 +213,17 @@ class TestCommand:
         assert row["staleness_max"] == 1
         assert row["seconds_per_step"] == row["overlap_limit"] == 12  # 4 updates of 1 s, and 32 groups by fours
         assert (row["engine_idle"], row["learner_idle"]) == pytest.approx((1 / 3, 2 / 3))
+
+    def test_a_setting_named_twice_is_run_once(self, run) -> None:
+        _, out, _ = run(SYNCED + STALE, "--thresholds=2,2", "--workers=1,1", "--steps=2", "--json")
+
+        assert len(json.loads(out)["rows"]) == 1
+
+    def test_it_fails_if_no_setting_could_be_run(self, run) -> None:
+        code, out, _ = run(SYNCED + STALE, "--thresholds=1", "trainer.num_warmup_batches=4", "--steps=2")
+
+        assert code == 1
+        assert "num_warmup_batches = 4 is more than" in out
 
     def test_without_a_strategy_nothing_is_dropped(self, run) -> None:
         code, out, _ = run(SYNCED, "trainer.num_warmup_batches=40", "--steps=50", "--json")

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hooktrainer import ports
 from hooktrainer.errors import ConfigError
 from hooktrainer.tasks.addition import Addition
+from hooktrainer.tasks.generated import GeneratedTask, _is_heldout
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.reverse import Reverse
 from hooktrainer.tasks.sort_digits import SortDigits
@@ -57,6 +59,23 @@ def test_seeds_decide_which_prompts_come() -> None:
 def test_more_held_out_prompts_than_there_are_is_an_error() -> None:
     with pytest.raises(ConfigError, match="1000 held-out prompts were asked for"):
         SortDigits(digits=2).heldout(1000)
+
+
+@attrs.frozen(kw_only=True)
+class OneWord(GeneratedTask):
+    word: str
+
+    def draw(self, rng: np.random.Generator) -> tuple[str, str]:
+        return self.word, self.word
+
+
+def test_a_task_whose_prompts_all_fall_into_one_set_says_so() -> None:
+    words = {_is_heldout(word): word for word in map(str, range(100))}
+
+    with pytest.raises(ConfigError, match="has no training prompts"):
+        first(OneWord(word=words[True]), 0, 1)
+    with pytest.raises(ConfigError, match="has no held-out prompts"):
+        OneWord(word=words[False]).heldout(1)
 
 
 def test_epochs_of_a_finite_task_have_the_same_prompts_in_another_order() -> None:

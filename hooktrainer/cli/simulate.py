@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate every setting and print a table."""
+    """Simulate every setting and print a table; 1 if no setting could be run."""
     from hooktrainer.simulation import Schedule, parse_distribution, sweep
     from hooktrainer.simulation.table import LEGEND, as_json, as_text
 
@@ -55,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         head = {**times, "steps": args.steps, "seed": schedule.seed}
         sys.stdout.write(json.dumps({**head, "rows": as_json(rows)}, allow_nan=False) + "\n")
-        return 0
-    seconds = ", ".join(f"{kind} {time}" for kind, time in times.items())
-    sys.stdout.write(f"{args.steps} steps, seed {schedule.seed}; {seconds}\n\n{as_text(rows)}\n{LEGEND}\n")
-    return 0
+    else:
+        seconds = ", ".join(f"{kind} {time}" for kind, time in times.items())
+        sys.stdout.write(f"{args.steps} steps, seed {schedule.seed}; {seconds}\n\n{as_text(rows)}\n{LEGEND}\n")
+    return 0 if any(row.outcome for row in rows) else 1
 
 
 def _count(text: str) -> int:

@@ -17,6 +17,10 @@ from hooktrainer.errors import ConfigError
 Kind: TypeAlias = Literal["generate", "train", "sync"]
 """What takes time: a group, a mini-batch, a weight sync."""
 FORMS: Final = "SECONDS, constant:SECONDS, lognormal:MEAN:SIGMA or recorded:RUN_DIR"
+LONGEST_S: Final = 1e9
+"""Seconds; what takes longer, about thirty years, is a slip of the pen."""
+WIDEST: Final = 5.0
+"""Largest sigma: nearly all of the time would go into one draw of a thousand."""
 _GROUP: Final = "timing_s/group/"
 _KEYS: Final[Mapping[Kind, str]] = {
     "generate": f"{_GROUP}<seconds>",
@@ -33,21 +37,24 @@ class Distribution(Protocol):
         ...
 
 
-def _is_finite(_instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"'{attribute.name}' must be finite and at least 0: {value:g}")
+def _up_to(most: float) -> Callable[[object, attrs.Attribute[float], float], None]:
+    def check(_instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+        if not 0 <= value <= most:
+            raise ValueError(f"'{attribute.name}' must be from 0 to {most:g}: {value:g}")
+
+    return check
 
 
 def _is_positive(_instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"'{attribute.name}' must be finite and above 0: {value:g}")
+    if not 0 < value <= LONGEST_S:
+        raise ValueError(f"'{attribute.name}' must be above 0 and at most {LONGEST_S:g}: {value:g}")
 
 
 @attrs.frozen
 class Constant:
     """Always the same."""
 
-    seconds: float = attrs.field(converter=float, validator=_is_finite)
+    seconds: float = attrs.field(converter=float, validator=_up_to(LONGEST_S))
 
     def draw(self, rng: np.random.Generator) -> float:  # noqa: ARG002
         """The seconds."""
@@ -60,7 +67,7 @@ class LogNormal:
 
     mean: float = attrs.field(converter=float, validator=_is_positive)
     """Of the seconds."""
-    sigma: float = attrs.field(converter=float, validator=_is_finite)
+    sigma: float = attrs.field(converter=float, validator=_up_to(WIDEST))
     """Standard deviation of the logarithm of the seconds."""
 
     def draw(self, rng: np.random.Generator) -> float:

@@ -53,8 +53,8 @@ def sweep(
         raise ConfigError(
             f"--thresholds needs a plugin that makes '{POLICY}' and has the option {THRESHOLD}; add staleness"
         )
-    for chosen in thresholds or (threshold,):
-        for count in workers or (getattr(parts.rollout, "workers", 1),):
+    for chosen in dict.fromkeys(thresholds or (threshold,)):
+        for count in dict.fromkeys(workers or (getattr(parts.rollout, "workers", 1),)):
             groups_at_once = count * groups_per_worker(parts.rollout)
             found = Row(threshold=chosen, workers=count, groups_at_once=groups_at_once)
             try:

@@ -17,6 +17,8 @@ HELDOUT_SHARE: Final = 8
 """One prompt in this many is held out, by a checksum of its text: whatever the seed, the sets cannot meet."""
 _PATIENCE: Final = 1000
 """Held-out prompts in a row that were all known, after which there are no more."""
+_ONE_SIDED: Final = 10_000
+"""Prompts in a row that all belong to the other set, after which this one is empty."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,10 +60,17 @@ class GeneratedTask:
         return right / max(len(truth), len(answer), 1)
 
     def _split(self, rng: np.random.Generator, *, heldout: bool) -> Iterator[tuple[str, str]]:
-        while True:
+        in_vain = 0
+        while in_vain < _ONE_SIDED:
             text, truth = self.draw(rng)
-            if _is_heldout(text) == heldout:
+            in_vain = in_vain + 1 if _is_heldout(text) != heldout else 0
+            if not in_vain:
                 yield text, truth
+        wanted, other = ("held-out", "training") if heldout else ("training", "held-out")
+        raise ConfigError(
+            f"{self} has no {wanted} prompts: {_ONE_SIDED} drawn in a row were all {other} ones. One prompt in "
+            f"{HELDOUT_SHARE} is held out, by its text, so a task needs a good many different prompts"
+        )
 
 
 def _is_heldout(text: str) -> bool:
