@@ -11,9 +11,9 @@ import attrs
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.hooks import Entry
 from hooktrainer.plugin import UNBOUND, port_fields
-from hooktrainer.ports import Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, Sink, WeightTransport
+from hooktrainer.ports import Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, RunState, Sink, WeightTransport
 
-STANDARD_PORTS: Final = (Learner, RolloutEngine, ReplayBuffer, WeightTransport, PromptSource, Clock)
+STANDARD_PORTS: Final = (Learner, RolloutEngine, ReplayBuffer, WeightTransport, PromptSource, Clock, RunState)
 """Types of port that every run offers."""
 
 
@@ -33,14 +33,17 @@ class Ports:
     """Ports of your own, by the type that plugins annotate."""
 
     def by_type(self) -> Mapping[type, object]:
-        """What a typed port can be."""
+        """What a typed port can be, but for the state of the run, which the trainer adds."""
         standard = (self.learner, self.engine, self.buffer, self.transport, self.prompts, self.clock)
-        return {**dict(zip(STANDARD_PORTS, standard, strict=True)), **self.extra}
+        return {**dict(zip(STANDARD_PORTS, standard, strict=False)), **self.extra}
 
 
-def bind(entries: tuple[Entry, ...], ports: Ports) -> None:
+def bind(entries: tuple[Entry, ...], ports: Ports, run: RunState | None = None) -> None:
     """Fill every port that is not filled yet. Raises `ConfigError` with all ports for which there is nothing."""
-    faults = [fault for entry in entries for fault in (*_bind_typed(entry, ports), *_bind_named(entry, ports.sinks))]
+    offered = dict(ports.by_type())
+    if run is not None:
+        offered[RunState] = run
+    faults = [fault for entry in entries for fault in (*_bind_typed(entry, offered), *_bind_named(entry, ports.sinks))]
     if faults:
         raise ConfigError(faults)
 
@@ -50,8 +53,7 @@ def port_faults(entry: Entry, offered: Iterable[type]) -> Iterator[Fault]:
     yield from (fault for _, fault in _typed(entry, frozenset(offered)) if fault is not None)
 
 
-def _bind_typed(entry: Entry, ports: Ports) -> Iterator[Fault]:
-    offered = ports.by_type()
+def _bind_typed(entry: Entry, offered: Mapping[type, object]) -> Iterator[Fault]:
     for (field, wanted), fault in _typed(entry, frozenset(offered)):
         if fault is not None:
             yield fault

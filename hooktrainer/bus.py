@@ -19,6 +19,7 @@ from hooktrainer.events import EVENTS, Event, FitEnd, StepEvent
 from hooktrainer.handles import BusControl, BusRecord
 from hooktrainer.hook_times import Handler, HookTimes, Receiver
 from hooktrainer.hooks import Entry
+from hooktrainer.interrupts import Aborted, Interrupts
 from hooktrainer.plan import Plan
 from hooktrainer.plugin import Plugin
 from hooktrainer.record import Record
@@ -61,6 +62,7 @@ class PlannedSignal(blinker.NamedSignal):
         if self.is_muted:
             return []
         bus, failures = self._bus, []
+        interrupts = bus.interrupts
         bus.closing = bus.closing or self._closes
         try:
             for handlers, emitting in self._bands:
@@ -68,12 +70,14 @@ class PlannedSignal(blinker.NamedSignal):
                 for handler in handlers:
                     if handler.every is not None and not handler.due(sender):
                         continue
+                    if interrupts.number is not None:
+                        interrupts.check()
                     bus.running = handler
                     try:
                         handler.call(sender)
                     except BaseException as error:
                         _blame(error, handler, sender)
-                        if not bus.closing:
+                        if not bus.closing or isinstance(error, Aborted):
                             raise
                         failures.append(error)
                     ended = perf_counter()
@@ -118,6 +122,8 @@ class Bus:
         """The handler being called; None between handlers."""
         self.closing = False
         """Whether fit_end was sent: from then on an error keeps nobody from being called."""
+        self.interrupts = Interrupts()
+        """What ends the run between two handlers."""
         self._namespace = blinker.Namespace()
         self._signals = {event: PlannedSignal(self, event) for event in plan.slots}
         self._namespace.update({signal.name: signal for signal in self._signals.values()})
@@ -146,6 +152,7 @@ class Bus:
         self.check_thread()
         if self.running is not None:
             raise BusError(f"{self.running.slot} used the bus itself; use event.control.emit and declare it in emits")
+        self.interrupts.check()
         self._outbox.clear()  # what a failed handler left behind
         self._record = None
         while not self._mail.empty():
@@ -185,7 +192,7 @@ class Bus:
             for event in sorted(posted, key=lambda event: declared.index(type(event))):
                 self._send(event)
         except BaseException as error:
-            if not self.closing:
+            if not self.closing or isinstance(error, Aborted):
                 raise
             failures.append(error)
         return failures

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hooktrainer.binding import Ports
 from hooktrainer.clock import SystemClock
 from hooktrainer.config import Config, Parts, build_parts, dump, registry
-from hooktrainer.errors import ConfigError
+from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.plan_view import describe
 from hooktrainer.plugin import port_fields
 from hooktrainer.replay import GroupBuffer
+from hooktrainer.run_state import RunPlace
 from hooktrainer.rundir import RunDirectory
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.tokenizer import CharTokenizer
@@ -30,10 +35,12 @@ def build_trainer(config: Config) -> Trainer:
     """
     parts = build_parts(config)
     parts.plan.require_sync()
-    trainer = Trainer(parts.plan.entries, _ports(config, parts), config.trainer)
+    place = RunPlace(directory=config.run.dir / config.run.name, resume=config.run.resume)
+    _check_resume(place)
+    trainer = Trainer(parts.plan.entries, _ports(config, parts), config.trainer, place)
     files = {"config.yaml": dump(config), "plan.txt": describe(trainer.bus.plan)}
     try:
-        directory = RunDirectory(config.run.dir / config.run.name, files)
+        directory = RunDirectory(config.run.dir / config.run.name, files, place.resume)
     except ConfigError:
         trainer.ports.engine.close()
         raise
@@ -41,12 +48,21 @@ def build_trainer(config: Config) -> Trainer:
     return trainer
 
 
+def _check_resume(place: RunPlace) -> None:
+    """Whether there is something where a path points; a checkpoint is read later, by the plugin that does that."""
+    if isinstance(place.resume, Path) and not place.resume.exists():
+        text = f"there is nothing at {place.resume}; it is off, auto, or the path of a checkpoint or of a run"
+        hint = did_you_mean(place.resume.name, ("off", "auto"))
+        raise ConfigError([Fault("run.resume", f"{text}.{hint}")])
+
+
 def _ports(config: Config, parts: Parts) -> Ports:
     import torch
 
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
-    from hooktrainer.transports.in_process import InProcess
+    from hooktrainer.transports.same_host import SameHost
 
+    _seed(config.seed)
     if config.trainer.intra_op_threads is not None:
         torch.set_num_threads(config.trainer.intra_op_threads)
     task, rollout = parts.task, parts.rollout
@@ -67,11 +83,20 @@ def _ports(config: Config, parts: Parts) -> Ports:
         ),
         engine=rollout.build(policy=policy, tokenizer=tokenizer, task=task, seed=config.seed),
         buffer=GroupBuffer(config.replay),
-        transport=InProcess(),
+        transport=SameHost(),
         prompts=TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs),
         clock=SystemClock(),
         sinks=dict(_sinks(config, parts)),
     )
+
+
+def _seed(seed: int) -> None:
+    """Seed the global generators: nothing here draws from them, but tasks and plugins of others may."""
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (whoever draws from it)
+    torch.manual_seed(seed)
 
 
 def _sinks(config: Config, parts: Parts) -> Iterator[tuple[str, Sink]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from hooktrainer.group_state import pack_prompts, unpack_prompts
 from hooktrainer.groups import Lost, Prompt
 from hooktrainer.ports import PromptSource, ReplayBuffer
 
@@ -35,9 +37,22 @@ class Dispatcher:
 
     def replace(self, lost: Sequence[Lost]) -> None:
         """Dispatch one group for each that was lost, with its own prompt where that is wanted."""
+        self.owe(lost)
+        self.request(0)
+
+    def owe(self, lost: Sequence[Lost]) -> None:
+        """As `replace`, at the next request."""
         self._again.extend(item.prompt for item in lost if item.prompt is not None)
         self._missing += len(lost)
-        self.request(0)
+
+    def state_dict(self) -> Mapping[str, object]:
+        """What is owed."""
+        return {"fresh": self._fresh, "missing": self._missing, "again": pack_prompts(self._again)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Owe it again."""
+        self._fresh, self._missing = state["fresh"], state["missing"]
+        self._again = deque(unpack_prompts(state["again"]))
 
     def _dispatch(self, wanted: int, *, makes_room: bool) -> int:
         allowed = self._buffer.may_dispatch(wanted, self._per_step, makes_room=makes_room)

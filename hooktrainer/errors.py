@@ -99,10 +99,21 @@ class LedgerError(RunError):
     """Groups were lost or counted twice."""
 
 
+class CheckpointError(RunError):
+    """A checkpoint cannot be written, found, read or fitted to the run."""
+
+
 def carry(error: BaseException, another: BaseException, when: str) -> None:
     """Note a second error, traceback and notes included, on the first one, which is the one that is raised."""
     if another is not error:
-        error.add_note(f"{when} there was another error:\n{''.join(traceback.format_exception(another))}".rstrip())
+        error.add_note(f"{when} there was another error:\n{_shown(another)}".rstrip())
+
+
+def _shown(error: BaseException) -> str:
+    """The traceback, unless it was raised on purpose and says all."""
+    if isinstance(error, HookTrainerError) and error.__cause__ is None:
+        return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    return "".join(traceback.format_exception(error))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ refill or move was lost or counted twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
@@ -114,6 +114,29 @@ class Ledger:
         if self.length_bias is not None:
             totals["training/off_policy/length_bias"] = Last(self.length_bias)
         return totals
+
+    def state_dict(self) -> Mapping[str, object]:
+        """All books."""
+        return {
+            "dispatched": self.dispatched,
+            "finished": attrs.asdict(self.finished),
+            "sampled": attrs.asdict(self.sampled),
+            "dropped": {reason: attrs.asdict(tally) for reason, tally in self.dropped.items()},
+            "version": self._version,
+            "ages_of_ended": self._ages_of_ended,
+            "aged_by_moves": self._aged_by_moves,
+            "open": dict(self._open),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.dispatched = state["dispatched"]
+        self.finished, self.sampled = Tally(**state["finished"]), Tally(**state["sampled"])
+        self.dropped = {reason: Tally(**tally) for reason, tally in state["dropped"].items()}
+        self._version = state["version"]
+        self._ages_of_ended, self._aged_by_moves = state["ages_of_ended"], state["aged_by_moves"]
+        self._open = dict(state["open"])
+        self._open_versions = sum(self._open.values())
 
     def _end(self, group: Group) -> None:
         if group.number not in self._open:

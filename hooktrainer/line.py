@@ -7,11 +7,12 @@ and whoever looks for it passes no more than what is running, however many group
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import attrs
 
+from hooktrainer.group_state import pack_groups, unpack_groups
 from hooktrainer.groups import Group
 
 
@@ -101,3 +102,22 @@ class Line:
     def running(self) -> Iterator[tuple[Group, float]]:
         """Running groups with the moment when they were claimed, the longest running first."""
         return ((place.group, place.claimed_at) for place in self._running.values())
+
+
+def pack_line(line: Line) -> Mapping[str, object]:
+    """All groups in order, each with its state."""
+    places = list(line._places.values())
+    return {"state": [place.state for place in places], "groups": pack_groups([place.group for place in places])}
+
+
+def unpack_line(state: Mapping[str, Any], *, keep_finished: bool) -> tuple[Line, list[Group]]:
+    """A line of what was pending and, if it is to be kept, finished; and the other groups, which left it."""
+    line, gone = Line(), list[Group]()
+    for group, was in zip(unpack_groups(state["groups"]), state["state"], strict=True):
+        if was == "pending":
+            line.append(group)
+        elif was == "finished" and keep_finished:
+            line._places[group.number] = Place(group, "finished")
+        else:
+            gone.append(group)
+    return line, gone

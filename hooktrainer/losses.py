@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from hooktrainer.errors import RolloutError
+from hooktrainer.group_state import pack_prompts, unpack_prompts
 from hooktrainer.groups import FailureReason, Group, Lost
 from hooktrainer.ledger import DropReason
 from hooktrainer.metrics import Last, Metric
@@ -57,10 +58,24 @@ class Losses:
         return taken
 
     @property
-    def pending(self) -> bool:
-        """Whether something has to be replaced."""
-        return bool(self._to_replace)
+    def owes_prompts(self) -> bool:
+        """Whether a prompt waits to be dispatched again."""
+        return any(lost.prompt is not None for lost in self._to_replace)
 
     def metrics(self) -> Mapping[str, Metric]:
         """Failed groups of the run so far, by reason."""
         return {f"replay/failed/{reason}": Last(count) for reason, count in self._counts.items()}
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Counts, and what waits to be replaced."""
+        prompts = [lost.prompt for lost in self._to_replace if lost.prompt is not None]
+        return {
+            "counts": dict(self._counts),
+            "again": pack_prompts(prompts),
+            "anew": len(self._to_replace) - len(prompts),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._counts = Counter(state["counts"])
+        self._to_replace = [Lost(prompt) for prompt in unpack_prompts(state["again"])] + [Lost()] * state["anew"]

@@ -29,16 +29,19 @@ from hooktrainer.events import (
     WeightsSynced,
 )
 from hooktrainer.hooks import Entry, Slot, handlers_of
-from hooktrainer.plugin import Plugin, Priority
+from hooktrainer.plugin import Plugin, Priority, keeps_state
 
 PASSES: Final[Mapping[str, tuple[type[Event], ...]]] = {
     "fit_start": (FitStart,),
     "step": (StepStart, IterationStart, IterationEnd, StepEnd),
     "fit_end": (FitEnd,),
 }
+RESTORED: Final = "run.restored"
+"""What a handler of fit_start makes that goes on from a checkpoint."""
 BUILT_IN_MAKERS: Final[Mapping[str, str]] = {
     "metrics.row": "metric_aggregation",
     "replay.policy": "staleness",
+    RESTORED: "checkpoint",
     "weights.published": "weight_sync",
 }
 """Which plugin of those that come along makes what; for hints alone."""
@@ -93,7 +96,7 @@ class Plan:
             entries,
             MappingProxyType({event: tuple(slot for slot in ordered if slot.event is event) for event in events}),
         )
-        faults += [*plan._signal_faults(complete), *plan._sync_faults()]
+        faults += [*plan._signal_faults(complete), *plan._sync_faults(), *plan._unsaved_faults()]
         if cycle := plan._find_cycle():
             faults.append(cycle)  # no order to walk
         else:
@@ -156,6 +159,20 @@ class Plan:
         for slot in syncers[1:]:
             text = f"{slot} syncs the weights, but {syncers[0]} does already. One step, one sync: take one of them out."
             yield Fault(slot.entry.address, text)
+
+    def _unsaved_faults(self) -> Iterator[Fault]:
+        """Whoever keeps a state is done with a step before it is saved."""
+        savers = {slot.entry for slot in self.slots[FitStart] if RESTORED in slot.makes}
+        slots = self.slots[StepEnd]
+        save = max((place for place, slot in enumerate(slots) if slot.entry in savers), default=len(slots))
+        for slot in slots[save + 1 :]:
+            if keeps_state(type(slot.entry.plugin)):
+                saved = slots[save]
+                text = (
+                    f"{slot} runs after {saved}, but {slot.entry.name} keeps a state, whose changes there would be lost"
+                )
+                way_out = f"Give it a priority below {saved.number}, or {saved.label} one above."
+                yield Fault(slot.entry.address, f"{text} over a restart. {way_out}")
 
     def _find_cycle(self) -> Fault | None:
         for event in self.slots:

@@ -173,6 +173,11 @@ def port_fields(cls: type[Plugin], *, named: bool) -> tuple[attrs.Attribute[Any]
     return tuple(field for field in attrs.fields(cls) if field.metadata.get(_PORT) == wanted)
 
 
+def keeps_state(cls: type[Plugin]) -> bool:
+    """Whether anything of it is kept over a restart."""
+    return bool(state_fields(cls)) or cls.state_dict is not Plugin.state_dict
+
+
 def state_fields(cls: type[Plugin]) -> tuple[attrs.Attribute[Any], ...]:
     """The fields that are kept over a restart."""
     return tuple(field for field in attrs.fields(cls) if field.metadata.get(_STATE))

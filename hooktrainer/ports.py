@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from hooktrainer.groups import Batch, FailureReason, Group, Lost, Prompt, Trajectory
-from hooktrainer.record import Row
+from hooktrainer.groups import Batch, FailureReason, Floats, Group, Lost, Prompt, Tokens, Trajectory
+from hooktrainer.run_ports import RunState as RunState  # noqa: PLC0414 (public here)
+from hooktrainer.run_ports import Sink as Sink  # noqa: PLC0414 (public here)
+from hooktrainer.sync_ports import WeightHolder as WeightHolder  # noqa: PLC0414 (public here)
+from hooktrainer.sync_ports import WeightTransport as WeightTransport  # noqa: PLC0414 (public here)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    Weights: TypeAlias = Mapping[str, Tensor]
+    from hooktrainer.sync_ports import Weights as Weights  # noqa: PLC0414 (public here)
 
 
 class StalenessPolicy(Protocol):
@@ -53,35 +54,41 @@ class Clock(Protocol):
 class Learner(Protocol):
     """Owns the weights being trained."""
 
+    skips_nonfinite: bool
+    """Whether an update whose loss or gradient is not finite is left out and counted in `actor/skipped_updates`,
+    instead of raising `NonFiniteError`; False unless a plugin sets it."""
+
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Make one optimizer update; returns metrics (numbers, lists, 0-d tensors or `Metric`s)."""
         ...
 
     def weights(self) -> Weights:
-        """The full state: parameters and buffers by name. Not a copy."""
+        """What engines get: all parameters and buffers by name, adapters merged into their base. Not a copy.
+
+        A learner that trains other tensors than these, such as adapters, also has `trainable() -> Weights`: those that
+        the optimizer changes. A sync that brings nothing new although they moved is refused.
+        """
+        ...
+
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Log-probability of each token given those before it, (L,) -> (L - 1,), at sampling temperature.
+
+        The canary: engines have to say the same after each sync.
+        """
+        ...
+
+    def state_dict(self) -> Mapping[str, object]:
+        """All that the next update depends on: nested numbers, text, lists, dicts, tensors, arrays. Not a copy."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave. Raises `CheckpointError`, and changes nothing, if it is another model's."""
         ...
 
 
 @runtime_checkable
-class RolloutEngine(Protocol):
+class RolloutEngine(WeightHolder, Protocol):
     """Answers prompts with its own copy of the published weights."""
-
-    @property
-    def version(self) -> int:
-        """Version that it samples from; -1 before the first publish."""
-        ...
-
-    def stage(self, weights: Weights, version: int) -> None:
-        """Copy weights beside those in use. Raises without a trace in what is in use."""
-        ...
-
-    def flip(self) -> None:
-        """Use the staged weights from now on; keep the old ones for `unflip`."""
-        ...
-
-    def unflip(self) -> None:
-        """Undo the `flip` since the last `stage`, if there was one, and forget what is staged."""
-        ...
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Begin to serve what the buffer dispatches."""
@@ -104,8 +111,28 @@ class RolloutEngine(Protocol):
         ...
 
 
+class GroupSource(Protocol):
+    """The side of a replay buffer that engines see."""
+
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+        """Take pending groups to generate, oldest first; blocks until there is one; empty once closed."""
+        ...
+
+    def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
+        """Hand in the answers of a claimed group; never blocks. None or no answer at all is a failure."""
+        ...
+
+    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
+        """Say that a claimed group could not be generated; it is replaced, or its error leaves `sample`."""
+        ...
+
+    def close(self) -> None:
+        """Wake everyone who waits; nothing is dispatched or claimed any more."""
+        ...
+
+
 @runtime_checkable
-class ReplayBuffer(Protocol):
+class ReplayBuffer(GroupSource, Protocol):
     """Groups between dispatch and learning: pending, running, then finished or failed."""
 
     @property
@@ -132,18 +159,6 @@ class ReplayBuffer(Protocol):
         """Stamp prompts and make them pending; returns how many groups were thrown away to make room."""
         ...
 
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
-        """Take pending groups to generate, oldest first; blocks until there is one; empty once closed."""
-        ...
-
-    def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
-        """Hand in the answers of a claimed group; never blocks. None or no answer at all is a failure."""
-        ...
-
-    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
-        """Say that a claimed group could not be generated; it is replaced, or its error leaves `sample`."""
-        ...
-
     def sample(self, size: int, step: int, refill: Callable[[Sequence[Lost]], None]) -> Batch:
         """Take the oldest finished groups, evicting stale ones; blocks until `size` are there or no more can come.
 
@@ -160,42 +175,16 @@ class ReplayBuffer(Protocol):
         """Metrics since the last call."""
         ...
 
-    def close(self) -> None:
-        """Wake everyone who waits; nothing is dispatched or claimed any more."""
+    def state_dict(self) -> Mapping[str, object]:
+        """A copy of all groups with their stamps and states, and of the books over them, as of one moment."""
         ...
 
+    def load_state_dict(self, state: Mapping[str, Any], *, keep_finished: bool = True) -> Sequence[Lost]:
+        """Take back what `state_dict` gave, into a buffer that dispatched nothing yet.
 
-@runtime_checkable
-class WeightTransport(Protocol):
-    """Brings weights from the learner to engines, all or nothing."""
-
-    def publish(self, weights: Weights, version: int, engines: Sequence[RolloutEngine]) -> Mapping[str, object]:
-        """Stage on every engine, then flip every engine; on failure all are as before and `SyncError` is raised.
-
-        Returns metrics.
+        Returns what has to be dispatched again, since it was running, or finished and is not to be kept: that ends as
+        dropped by the restart.
         """
-        ...
-
-
-@runtime_checkable
-class Sink(Protocol):
-    """A place where rows go.
-
-    A class that YAML names is called as `Class(directory, total_steps)`: the run directory, a `Path`, and the number of
-    steps, None if the run lasts until its data ends. Whatever else the constructor takes must have a default. The name
-    is a registered one, `package.module:Class`, or `file.py:Class` relative to the working directory.
-    """
-
-    def open(self) -> None:
-        """Get ready; raises if rows could not be written later."""
-        ...
-
-    def write(self, step: int, row: Row) -> None:
-        """Take one row; steps ascend."""
-        ...
-
-    def close(self) -> None:
-        """Flush and let go. May be called twice, and before `open`."""
         ...
 
 
@@ -246,4 +235,12 @@ class PromptSource(Protocol):
 
     def heldout(self, count: int) -> Sequence[Prompt]:
         """The first `count` held-out prompts; always the same ones."""
+        ...
+
+    def state_dict(self) -> Mapping[str, object]:
+        """How far `take` has come."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. Raises `CheckpointError` if the prompts up to there are others."""
         ...

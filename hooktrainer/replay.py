@@ -9,59 +9,35 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
-import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-import attrs
-
-from hooktrainer.clock import SystemClock
 from hooktrainer.errors import LedgerError, RolloutError, StarvedError
-from hooktrainer.groups import Batch, FailureReason, Group, Lost, Prompt, Trajectory
+from hooktrainer.groups import Batch, Group, Lost, Prompt
+from hooktrainer.intake import Intake
 from hooktrainer.ledger import Ledger
 from hooktrainer.limits import Limits
-from hooktrainer.line import Line
-from hooktrainer.losses import DROPPED_AS, Losses
-from hooktrainer.metrics import Counts, Last, Metric, Sum
+from hooktrainer.line import pack_line, unpack_line
+from hooktrainer.losses import Losses
+from hooktrainer.metrics import Last, Metric
 from hooktrainer.ports import Clock, StalenessPolicy
 from hooktrainer.strategies import Strategy
+from hooktrainer.turnover import Turnover
 
 _LOG: Final = logging.getLogger("hooktrainer")
 REMINDER_S: Final = 60.0
 """Seconds after which a loop that waits says what it waits for."""
-REPEATED_DROPS: Final = 3
-"""Drops of one prompt after which it is said that it is not trained."""
 
 
-def _bucket(seconds: float) -> float:
-    """The nearest of five values a decade, so that a run has few different ones."""
-    return float(f"{10 ** (round(5 * math.log10(max(seconds, 1e-6))) / 5):.2g}")
-
-
-class GroupBuffer:
+class GroupBuffer(Intake):
     """Thread-safe and group-atomic; engines claim and finish, the loop dispatches and samples."""
 
     def __init__(self, limits: Limits | None = None, *, clock: Clock | None = None, strict: bool = False) -> None:
-        self._limits = limits or Limits()
-        self._clock = clock or SystemClock()
+        super().__init__(limits, clock=clock)
         self._strict = strict
         self._policy: StalenessPolicy = Strategy()
         self._version = 0
         self._next_number = 0
-        self._line = Line()
-        self._given_up: set[int] = set()
-        self._losses = Losses(self._limits.max_failed_groups, self._limits.max_lost_groups)
-        self._drops: Counter[str] = Counter()  # by text of the prompt, until it is trained
-        self._counts: Counter[str] = Counter()
-        self._seconds: Counter[float] = Counter()  # of each group
-        self._closed = False
-        self.ledger = Ledger()
-        """The fate of every dispatch; read it on the loop's thread."""
-        self._lock = threading.RLock()
-        self._claimable = threading.Condition(self._lock)
-        self._sampleable = threading.Condition(self._lock)
 
     @property
     def version(self) -> int:
@@ -104,7 +80,7 @@ class GroupBuffer:
             room = self._limits.capacity - len(self._line)
             if makes_room and budget is None and self._limits.when_full == "evict":  # a budget is no demand
                 room += self._line.num_finished
-            return min(allowed, room)
+            return max(0, min(allowed, room))  # a run can go on with a lower capacity
 
     def dispatch(self, prompts: Sequence[Prompt]) -> int:
         """Stamp prompts and make them pending; returns how many of the stalest finished groups had to make room.
@@ -120,35 +96,6 @@ class GroupBuffer:
                 self._next_number += 1
             self._claimable.notify_all()
             return thrown_away
-
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
-        """Take up to `limit` pending groups to generate, oldest first; blocks until there is one; empty once closed."""
-        with self._lock:
-            if block:
-                self._claimable.wait_for(lambda: self._line.num_pending or self._closed)
-            return () if self._closed else self._line.claim(limit, self._clock.now())
-
-    def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
-        """Hand in the answers of a claimed group; never blocks. None or no answer at all is a failure."""
-        if not trajectories:
-            self.fail(group, RolloutError(f"the engine handed in {trajectories!r} instead of answers"))
-            return
-        with self._lock:
-            if self._still_runs(group):
-                whole = attrs.evolve(group, trajectories=tuple(trajectories))
-                seconds = self._clock.now() - self._line.finish(whole)
-                self._seconds[_bucket(seconds)] += 1
-                self.ledger.finish(whole)
-                self._sampleable.notify_all()
-
-    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
-        """Say that a claimed group could not be generated; over the budget for that, the error leaves `sample`."""
-        with self._lock:
-            if self._still_runs(group):
-                self._line.remove(group)
-                self.ledger.drop(group, DROPPED_AS[reason])
-                self._losses.add(group, error, reason)
-                self._sampleable.notify_all()
 
     def sample(self, size: int, step: int, refill: Callable[[Sequence[Lost]], None]) -> Batch:
         """Take the `size` oldest finished groups, by stamp and then dispatch number.
@@ -179,32 +126,49 @@ class GroupBuffer:
     def trainable(self, step: int) -> bool:
         """Whether a group is left that could be trained in `step`, as it is or dispatched again."""
         with self._lock:
+            if self._losses.owes_prompts:
+                return True
             newest = self._line.newest
             return newest is not None and (self._policy.requeues or not self._policy.evicts(newest.staleness(step)))
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """How many groups are in each state now, what was lost since the last call, and the totals of the ledger."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
-            seconds, self._seconds = self._seconds, Counter()
             return {
                 "replay/pending": Last(self._line.num_pending),
                 "replay/running": Last(self._line.num_running),
                 "replay/finished": Last(self._line.num_finished),
-                "replay/evicted_capacity": Sum(counts["evicted_capacity"]),
-                "replay/handed_in_late": Sum(counts["late"]),
-                "replay/dropped_repeatedly": Sum(counts["repeated"]),
-                "timing_s/group": Counts(seconds),
+                **self._turnover.take_metrics(),
                 **self._losses.metrics(),
                 **self.ledger.metrics(),
             }
 
-    def close(self) -> None:
-        """Wake everyone who waits; nothing is claimed any more."""
+    def state_dict(self) -> Mapping[str, object]:
+        """A copy of all groups with their stamps and states, and of the books over them, as of one moment."""
         with self._lock:
-            self._closed = True
-            self._claimable.notify_all()
-            self._sampleable.notify_all()
+            parts = {name: part.state_dict() for name, part in self._parts().items()}
+            return {
+                "version": self._version,
+                "next_number": self._next_number,
+                "line": pack_line(self._line),
+                **parts,
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, keep_finished: bool = True) -> Sequence[Lost]:
+        """Take back what `state_dict` gave, before anything is dispatched; returns what is to be dispatched again."""
+        with self._lock:
+            if self._next_number:
+                raise ValueError(f"{self._next_number} groups were dispatched already; a state is taken back before")
+            for name, part in self._parts().items():
+                part.load_state_dict(state[name])
+            self._version, self._next_number = state["version"], state["next_number"]
+            self._line, gone = unpack_line(state["line"], keep_finished=keep_finished)
+            for group in gone:
+                self.ledger.drop(group, "restart")
+            return [Lost(group.prompt) for group in gone]
+
+    def _parts(self) -> Mapping[str, Ledger | Losses | Turnover]:
+        return {"ledger": self.ledger, "losses": self._losses, "turnover": self._turnover}
 
     def _wait(self, seconds: float) -> bool:
         """Wait for a change, with the lock let go meanwhile; False if there was none in time."""
@@ -215,26 +179,6 @@ class GroupBuffer:
         limit, first = self._limits.group_timeout_s, next(self._line.running(), None)
         moments = [deadline, None if first is None or limit is None else first[1] + limit]
         return max(0.0, min([REMINDER_S, *(moment - self._clock.now() for moment in moments if moment is not None)]))
-
-    def _still_runs(self, group: Group) -> bool:
-        """Whether a group that is handed in is wanted; one that was given up before is only counted."""
-        if self._line.runs(group):
-            return True
-        if group.number not in self._given_up:
-            raise ValueError(f"group {group.number} is not running: it was never claimed, or was handed in before")
-        self._given_up.remove(group.number)
-        self._counts["late"] += 1
-        return False
-
-    def _give_up_late(self) -> None:
-        limit = self._limits.group_timeout_s
-        if limit is None:
-            return
-        latest = self._clock.now() - limit
-        for group, _ in list(itertools.takewhile(lambda running: running[1] <= latest, self._line.running())):
-            error = RolloutError(f"group {group.number} ran longer than replay.group_timeout_s = {limit:g}")
-            self.fail(group, error, "timeout")
-            self._given_up.add(group.number)
 
     def _make_room(self, wanted: int) -> int:
         if self._limits.capacity is None:
@@ -247,7 +191,7 @@ class GroupBuffer:
         for group in stalest:
             self._line.remove(group)
             self.ledger.drop(group, "capacity")
-            self._counts["evicted_capacity"] += 1
+            self._turnover.count("evicted_capacity")
             _LOG.warning("the buffer is full: group %d, stamped %d, is thrown away", group.number, group.stamp)
         return len(stalest)
 
@@ -261,14 +205,8 @@ class GroupBuffer:
         return stale
 
     def _replacement(self, group: Group) -> Lost:
-        """What takes the place of a stale group; says so if one prompt is thrown away again and again."""
-        text = group.prompt.text
-        self._drops[text] += 1
-        if self._drops[text] == REPEATED_DROPS:
-            self._counts["repeated"] += 1
-            _LOG.warning(
-                "prompt %r was too old %d times and is not trained; its answers take longer", text, REPEATED_DROPS
-            )
+        """What takes the place of a stale group."""
+        self._turnover.dropped(group.prompt)
         return Lost(group.prompt if self._policy.requeues else None)
 
     def _take(self, size: int, step: int) -> tuple[Group, ...] | None:
@@ -282,7 +220,7 @@ class GroupBuffer:
         for group in groups:
             self._line.remove(group)
             self.ledger.sample(group)
-            self._drops.pop(group.prompt.text, None)
+            self._turnover.trained(group.prompt)
         return groups
 
     def _raise_failure(self) -> None:

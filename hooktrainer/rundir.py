@@ -1,4 +1,7 @@
-"""The directory of a run, `runs/<name>/`; what another run left there is never overwritten, nor is it shared."""
+"""The directory of a run, `runs/<name>/`; what another run left there is never overwritten, nor is it shared.
+
+A run that goes on from its own checkpoints keeps its directory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from hooktrainer.errors import ConfigError, Fault
 
@@ -20,10 +23,13 @@ _LOG: Final = logging.getLogger("hooktrainer")
 class RunDirectory:
     """The directory, held against other runs of the same name until it is released or the process ends."""
 
-    def __init__(self, directory: Path, files: Mapping[str, str]) -> None:
+    def __init__(
+        self, directory: Path, files: Mapping[str, str], resume: Literal["off", "auto"] | Path = "off"
+    ) -> None:
         """Make the directory with these files; an earlier one is renamed to `<name>.1`, or the next free number.
 
-        Raises `ConfigError` if it is in use, or cannot be made or written; nothing is renamed or left behind then.
+        With `resume` it is kept if it holds what the run goes on from; only these files are replaced then. Raises
+        `ConfigError` if it is in use, or cannot be made or written; nothing is renamed or left behind then.
         """
         self._lock: TextIOWrapper | None = None
         fresh = directory.with_name(f".{directory.name}.new")
@@ -33,6 +39,11 @@ class RunDirectory:
             fresh.mkdir(exist_ok=True)
             for name, text in files.items():
                 (fresh / name).write_text(text, encoding="utf-8")
+            if _goes_on_in(directory, resume):
+                for name in files:
+                    (fresh / name).replace(directory / name)
+                fresh.rmdir()
+                return
             if directory.exists() or directory.is_symlink():
                 kept = next(path for path in _numbered(directory) if not path.exists() and not path.is_symlink())
                 directory.rename(kept)
@@ -50,6 +61,15 @@ class RunDirectory:
             Path(self._lock.name).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
+
+
+def _goes_on_in(directory: Path, resume: Literal["off", "auto"] | Path) -> bool:
+    """Whether what is to be resumed is in this directory, or nothing is in it yet."""
+    if resume == "off" or not directory.is_dir():
+        return False
+    if isinstance(resume, Path):
+        return resume.resolve().is_relative_to(directory.resolve())
+    return not any(directory.iterdir()) or any((directory / "checkpoints").glob("*"))
 
 
 def _locked(path: Path, directory: Path) -> TextIOWrapper:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import MappingProxyType
-
-import attrs
 
 from hooktrainer.binding import Ports, bind
 from hooktrainer.bus import Bus
 from hooktrainer.config import TrainerConfig
 from hooktrainer.dispatch import Dispatcher
-from hooktrainer.errors import StarvedError, SyncError, carry
+from hooktrainer.ending import Result, attempt, finish, interruptible
+from hooktrainer.errors import CheckpointError, StarvedError, SyncError
 from hooktrainer.events import (
-    FitEnd,
     FitStart,
     IterationEnd,
     IterationStart,
@@ -29,30 +26,24 @@ from hooktrainer.host import joined, to_host
 from hooktrainer.metrics import Last, Sum
 from hooktrainer.plugin import Plugin
 from hooktrainer.record import Record
-
-
-@attrs.frozen(kw_only=True)
-class Result:
-    """How a run ended."""
-
-    status: Status
-    reason: str
-    step: int
-    """The last complete step."""
-    seconds: float
+from hooktrainer.run_state import LiveState, RunPlace
 
 
 class Trainer:
     """Runs the cycle drawn in `hooktrainer.events` over a plugin list and the ports that it works on."""
 
-    def __init__(self, plugins: Iterable[Plugin | Entry], ports: Ports, config: TrainerConfig) -> None:
+    def __init__(
+        self, plugins: Iterable[Plugin | Entry], ports: Ports, config: TrainerConfig, place: RunPlace | None = None
+    ) -> None:
         self.bus = Bus.compose(plugins)
         self.bus.plan.require_sync()
-        bind(self.bus.plan.entries, ports)
         self.bus.guard(WeightsSynced, self._confirm)
         self.ports = ports
         self._config = config
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer, per_step=config.train_batch_size)
+        entries = self.bus.plan.entries
+        self._state = LiveState(entries, ports, self._dispatcher, place or RunPlace(), config.total_steps)
+        bind(entries, ports, self._state)
         self._step = 0
         self._complete = 0  # the last step whose weights are confirmed
         self._unreported: Record | None = None
@@ -65,17 +56,13 @@ class Trainer:
             raise RuntimeError("a trainer fits once; build another one for another run")
         self._started = True
         started = self.ports.clock.now()
-        status: Status = "failed"
-        reason, failure = "", None
-        try:
-            status, reason = self._run()
-        except BaseException as error:  # noqa: BLE001 (raised by _end)
-            failure = error
-            status = "failed" if isinstance(error, Exception) else "interrupted"
-            reason = f"{type(error).__name__}: {error}"
-        seconds = self.ports.clock.now() - started
-        self._end(status, reason, seconds, failure)
-        return Result(status=status, reason=reason, step=self._complete, seconds=seconds)
+        with interruptible() as self.bus.interrupts:
+            outcome = attempt(self._run, self.bus.interrupts)
+            last = max(self._complete, self._state.step)
+            result = outcome.result(last, self.ports.clock.now() - started)
+            closing = (self.ports.buffer.close, self.ports.engine.close, *self._at_end)
+            finish(outcome.failure, partial(self._send_fit_end, result), *closing)
+        return result
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Do this after everything else, however the run ends."""
@@ -85,16 +72,32 @@ class Trainer:
         self.bus.emit(FitStart())
         if (held := self.ports.engine.version) != (published := self.ports.buffer.version):
             raise SyncError(f"after fit_start engines hold version {held}, not the first one, {published}")
+        self._complete = began = self._state.step
+        if (over := self._over_since()) is not None:
+            return "already_done", over
         if self.bus.control.reason is None:
             self.ports.engine.start(self.ports.buffer)
-            self._dispatcher.request(self._config.num_warmup_batches * self._config.ppo_mini_batch_size)
+            warmup = self._config.num_warmup_batches * self._config.ppo_mini_batch_size
+            self._dispatcher.request(0 if began else warmup)  # W is once a run
         while True:
             if (done := self._complete) == self._config.total_steps:
                 return "completed", f"all {done} steps are done"
             if self.bus.control.reason is not None:
                 return "stopped", self.bus.control.reason
             if self._data_ended(done + 1) or not self._run_step(done + 1):
-                return "completed", "the data has ended"
+                if began and done == began and not self._state.had_ended:
+                    raise CheckpointError(
+                        f"no step could be made after step {began}, where the run went on: the data has ended, but "
+                        f"total_steps = {self._config.total_steps}. Raise trainer.total_epochs, or lower total_steps"
+                    )
+                return "already_done" if began and done == began else "completed", "the data has ended"
+
+    def _over_since(self) -> str | None:
+        """Why a run that was restored has nothing left to do; None if it has."""
+        done, total = self._complete, self._config.total_steps
+        if done and total is not None and done >= total:
+            return f"all {total} steps are done"
+        return "the data has ended" if self._state.had_ended and self._data_ended(done + 1) else None
 
     def _run_step(self, step: int) -> bool:
         """One cycle; False if the data ended before its first update, and then it never was."""
@@ -179,21 +182,6 @@ class Trainer:
         self.ports.buffer.advance(event.version)
         self._complete = event.step
 
-    def _end(self, status: Status, reason: str, seconds: float, failure: BaseException | None) -> None:
-        """Send fit_end to everyone, stop the engines, and raise the first error of the run if there was one."""
+    def _send_fit_end(self, result: Result) -> None:
         record = self._unreported if self._unreported and self._unreported.step == self._complete else None
-        step, version = self._complete, self.ports.buffer.version
-        summary = MappingProxyType({"steps": float(step), "seconds": seconds, **self.bus.times.summary()})
-        event = FitEnd(status=status, reason=reason, step=step, version=version, summary=summary)
-        # Each of these runs whatever becomes of the others; the first error of the run is the one that leaves `fit`.
-        last: list[Callable[[], None]] = [partial(self.bus.emit, event, record)]
-        for close in (*last, self.ports.buffer.close, self.ports.engine.close, *self._at_end):
-            try:
-                close()
-            except BaseException as error:  # noqa: BLE001 (raised below)
-                if failure is None:
-                    failure = error
-                else:
-                    carry(failure, error, "at the end of the run")
-        if failure is not None:
-            raise failure
+        self.bus.emit(result.event(self.ports.buffer.version, self.bus.times.summary()), record)

@@ -50,12 +50,21 @@ def test_all_faults_of_all_sections_are_found_at_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_resume_is_off_and_says_so_for_anything_else(tmp_path: Path) -> None:
+def test_resume_is_off_auto_or_a_path(tmp_path: Path) -> None:
     assert yaml.safe_load("off") is False
     assert load(tmp_path, PLUGINS + "run: {resume: off}").run.resume == "off"
     assert load(tmp_path, PLUGINS + "run: {resume: 'off'}").run.resume == "off"
+    restoring = PLUGINS.replace("weight_sync]", "weight_sync, checkpoint]")
+    assert load(tmp_path, restoring + "run: {resume: auto}").run.resume == "auto"
+    assert load(tmp_path, restoring, "run.resume=/runs/a").run.resume == Path("/runs/a")
+    (message,) = faults(tmp_path, restoring, "run.resume=3")
+    assert message.startswith("run.resume: expected ")
+    assert message.endswith("It is off, auto, or the path of a checkpoint or of a run that has some.")
+
+
+def test_to_resume_needs_a_plugin_that_restores(tmp_path: Path) -> None:
     (message,) = faults(tmp_path, PLUGINS, "run.resume=auto")
-    assert message.startswith("run.resume: expected off, found 'auto' (str). A run always starts anew; ")
+    assert message == "run.resume: 'auto' (str), but no plugin restores anything. Add checkpoint to the plugins."
 
 
 def test_a_missing_section_is_named(tmp_path: Path) -> None:

@@ -127,9 +127,12 @@ def test_a_version_in_use_is_untouched_by_a_bad_stage(engine: ports.RolloutEngin
     publish(engine, 1)
     prompts = [groups(1)[0].prompt]
     before = engine.answer(prompts)
-    with pytest.raises(SyncError, match=r"'norm\.weight' is missing"):
-        engine.stage({}, 2)
+    with pytest.raises(SyncError, match=r"'norm\.weight' has shape \(3,\)"):
+        engine.stage({"norm.weight": torch.zeros(3)}, 2)
     with pytest.raises(SyncError, match="without staged weights"):
+        engine.flip()
+    engine.stage({"norm.weight": torch.zeros(16)}, 2)
+    with pytest.raises(SyncError, match=r"15 of 16 tensors never arrived, such as 'embedding"):
         engine.flip()
     engine.unflip()
     assert engine.version == 1

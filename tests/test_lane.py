@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hooktrainer.groups import Prompt
+from hooktrainer.rollout.echo import Echo
 from hooktrainer.rollout.lane import Draft, Lane
 from hooktrainer.rollout.options import Sampling
 
@@ -46,7 +47,16 @@ class Scripted:
 
 def lane(model: Scripted, longest: int = 3) -> Lane:
     options = Sampling(max_response_length=longest)
-    return Lane(model, 7, options=options, eos_id=EOS, device=torch.device("cpu"), slots=8, length=8)
+    return Lane(
+        model,
+        7,
+        options=options,
+        eos_id=EOS,
+        device=torch.device("cpu"),
+        slots=8,
+        length=8,
+        echo=lambda: Echo(7, 0, 0),
+    )
 
 
 def drafts(*draws: list[float]) -> list[Draft]:

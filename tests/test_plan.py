@@ -528,7 +528,7 @@ def test_the_text_of_the_quickstart_plan() -> None:
         "fit_start",
         "  100 PREPARE  staleness.hand_over                makes replay.policy",
         "  100 PREPARE  validation.take_prompts",
-        "  100 PREPARE  log_after_collect.open",
+        "  150 PREPARE  log_after_collect.open             needs run.restored?",
         "  300 SYNC     weight_sync.publish_first          makes weights.published",
         "step_start",
         "  (no handler)",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from pathlib import Path
+
 import pytest
 
 from hooktrainer.events import FitEnd, FitStart, StepEnd
-from hooktrainer.testing import FakeBus, FakeSink, check_plugin
+from hooktrainer.sinks.jsonl import JsonlSink
+from hooktrainer.testing import FakeBus, FakeRunState, FakeSink, check_plugin
 from hooktrainer_plugins.log_after_collect import LogAfterCollect
 
 
@@ -66,3 +71,55 @@ def test_a_sink_that_fails_neither_loses_the_others_their_row_nor_writes_twice()
 
     assert first.rows == last.rows == [(1, {"loss": 1.0})]
     assert {first.state, last.state} == {"closed"}
+
+
+def resumed(tmp_path: Path, *sinks: object, step: int) -> FakeBus:
+    run = FakeRunState(directory=tmp_path, resume="auto", step=step)
+    bus = FakeBus(LogAfterCollect(sinks=sinks, run=run), provides=["metrics.row"])
+    bus.fire(FitStart)
+    return bus
+
+
+class Forward(FakeSink):
+    """Takes any row, and cannot take one back."""
+
+    def write(self, step: int, row: object) -> None:
+        self.rows.append((step, row))
+
+
+@pytest.mark.parametrize("with_jsonl", [True, False])
+def test_a_run_that_goes_on_replaces_the_rows_after_its_checkpoint_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, with_jsonl: bool
+) -> None:
+    def sinks() -> tuple[object, ...]:
+        return (JsonlSink(tmp_path), forward) if with_jsonl else (forward,)
+
+    forward = Forward()
+    bus = resumed(tmp_path, *sinks(), step=0)
+    for step in range(1, 7):
+        bus.fire(StepEnd, step=step, row={"run": 1.0})
+    assert not caplog.records
+
+    with caplog.at_level(logging.WARNING):
+        bus = resumed(tmp_path, *sinks(), step=4)
+        for step in range(5, 9):
+            bus.fire(StepEnd, step=step, row={"run": 2.0})
+
+    if with_jsonl:
+        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [(row["step"], row["run"]) for row in rows] == [(s, 1.0) for s in (1, 2, 3, 4)] + [
+            (s, 2.0) for s in (5, 6, 7, 8)
+        ]
+    came = "2 steps (5-6) came after the checkpoint of step 4 and will be made again"
+    assert [record.getMessage() for record in caplog.records] == [
+        *([f"{came}; their rows are replaced"] if with_jsonl else []),
+        f"Forward cannot take rows back, but {came}: in it they are replays",
+    ]
+
+
+def test_a_row_that_a_kill_tore_is_gone_after_the_restart(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n{"step": 2, "a"')
+    bus = resumed(tmp_path, JsonlSink(tmp_path), step=1)
+    bus.fire(StepEnd, step=2, row={"a": 2.0})
+
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == ['{"step": 1, "a": 1}', '{"step": 2, "a": 2.0}']

@@ -66,3 +66,31 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
 
     RunDirectory(tmp_path / "a", {}).release()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.1"]
+
+
+def test_a_run_that_goes_on_keeps_its_directory_and_replaces_its_files(tmp_path: Path) -> None:
+    run = tmp_path / "a"
+    RunDirectory(run, {"plan.txt": "1"}).release()
+    (run / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("row")
+
+    for resume in ("auto", run, run / "checkpoints" / "step_00000001"):
+        RunDirectory(run, {"plan.txt": str(resume)}, resume).release()
+        assert (run / "plan.txt").read_text() == str(resume)
+        assert (run / "metrics.jsonl").read_text() == "row"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("resume", ["auto", Path("elsewhere")])
+def test_what_a_run_does_not_go_on_from_is_kept_under_another_name(tmp_path: Path, resume: object) -> None:
+    RunDirectory(tmp_path / "a", {"plan.txt": "1"}).release()
+    RunDirectory(tmp_path / "a", {"plan.txt": "2"}, resume).release()
+
+    assert (tmp_path / "a.1" / "plan.txt").read_text() == "1"
+
+
+def test_an_empty_directory_is_used(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    RunDirectory(tmp_path / "a", {"plan.txt": "1"}, "auto").release()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

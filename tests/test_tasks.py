@@ -182,7 +182,7 @@ def test_heldout_does_not_depend_on_the_seed_or_move_the_stream() -> None:
 def test_options_of_all_components_import_no_torch() -> None:
     modules = (
         "tasks.sort_digits, tasks.reverse, tasks.addition, tasks.prompts, models.decoder, rollout.inline, "
-        "rollout.thread, algorithms.options, algorithms.registry, learner.options, transports.in_process"
+        "rollout.thread, algorithms.options, algorithms.registry, learner.options, transports.protocol"
     )
     imports = "; ".join(f"import hooktrainer.{module}" for module in modules.split(", "))
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"

@@ -21,6 +21,7 @@ from hooktrainer.testing import (
     FakeEngine,
     FakeLearner,
     FakePrompts,
+    FakeRunState,
     FakeSink,
     FakeTask,
     FakeTransport,
@@ -297,8 +298,10 @@ def test_every_port_has_a_fake_that_fits_it() -> None:
         port_types.PromptSource: FakePrompts(),
         port_types.ReplayBuffer: FakeBuffer(),
         port_types.RolloutEngine: FakeEngine(),
+        port_types.RunState: FakeRunState(),
         port_types.Sink: FakeSink(),
         port_types.Task: FakeTask(),
+        port_types.WeightHolder: FakeEngine(),
         port_types.WeightTransport: FakeTransport(),
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -12,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hooktrainer.checksums import BLOCK_BYTES, checksum
 from hooktrainer.errors import SyncError
 from hooktrainer.models.policy import full_state
+from hooktrainer.rollout.echo import Echo, ends_of
 from hooktrainer.rollout.shared import Layout, adopt
 from hooktrainer.rollout.weights import DoubleBuffer, Modules
 
@@ -246,7 +247,6 @@ class TestStates:
             ("count", torch.tensor(1.0), "'count' is torch.float32, the engine's torch.int64"),
             ("count", torch.tensor(1, dtype=torch.int32), "'count' is torch.int32, the engine's torch.int64"),
             ("more", torch.zeros(1), "'more' is unknown to the engine"),
-            ("w", torch.ones(2, 3), "'w' and 'tied' are one tensor in the engine, but differ"),
         ],
     )
     def test_what_does_not_fit_is_named(self, make: Make, name: str, tensor: Tensor, message: str) -> None:
@@ -255,15 +255,112 @@ class TestStates:
             weights.stage({**full_state(self.filled()), name: tensor}, 0)
         assert weights.version == -1
 
-    def test_a_cast_is_rounded_and_its_error_said_once(self, make: Make, caplog: pytest.LogCaptureFixture) -> None:
-        weights = make(lambda: nn.ParameterDict({"p": torch.zeros(3, dtype=torch.bfloat16)}))
-        with caplog.at_level(logging.WARNING):
-            for version in range(2):
-                weights.stage({"p": torch.tensor([1.0, 1.00390625, 1.01171875])}, version)
-                weights.flip()
+    def test_bytes_are_copied_and_never_cast_here(self, make: Make) -> None:
+        weights = make(Odd)
+        with pytest.raises(SyncError, match=r"'brief' is torch\.float32, the engine's torch\.bfloat16; the transport"):
+            weights.stage({**full_state(self.filled()), "brief": torch.ones(2)}, 0)
+
+    def test_buckets_of_one_version_come_together_and_another_version_begins_anew(self, make: Make) -> None:
+        source, weights = full_state(self.filled()), make(Odd)
+        names = [name for name in source if name != "tied"]  # it arrives with `w`
+        for name in names[:-1]:
+            assert weights.stage({name: source[name]}, 1) == {name: checksum(source[name])}
+        with pytest.raises(SyncError, match="flip to version 1, but 1 of 8 tensors never arrived, such as 'mean'"):
+            weights.flip()
+        weights.stage({"w": source["w"]}, 2)
+        with pytest.raises(SyncError, match="flip to version 2, but 6 of 8 tensors never arrived"):
+            weights.flip()
+        for name in names:
+            weights.stage({name: source[name]}, 2)
+        weights.flip()
+        with weights.reading() as (module, version):
+            assert version == 2
+            for name, tensor in source.items():
+                assert torch.equal(full_state(module)[name], tensor), name
+
+    def test_the_checksum_is_of_what_is_held_not_of_what_came(self, make: Make) -> None:
+        weights = make(Three)
+        spare = weights.spec()["b"]
+
+        class Overwritten(dict):
+            def __getitem__(self, name: str) -> Tensor:
+                tensor = super().__getitem__(name)
+                return torch.zeros_like(tensor) if name == "b" else tensor
+
+        held = weights.stage(Overwritten(versioned(1)), 1)
+        assert held["a"] == checksum(versioned(1)["a"])
+        assert held["b"] == checksum(spare) != checksum(versioned(1)["b"])
+
+
+class TestPause:
+    def test_nobody_begins_to_read_until_the_end_of_a_pause(self, make: Make) -> None:
+        weights = make(Three)
+        publish_to(weights, 1)
+        weights.pause()
+        seen: list[int] = []
+
+        def read() -> None:
+            with weights.reading() as (_, version):
+                seen.append(version)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        weights.stage(versioned(2), 2)
+        weights.flip()
+        reader.join(timeout=0.05)
+        assert seen == []
+        weights.resume()
+        reader.join()
+        assert seen == [2]
+
+    def test_who_reads_already_goes_on(self, make: Make) -> None:
+        weights = make(Three)
+        publish_to(weights, 1)
         with weights.reading() as (module, _):
-            assert module["p"].tolist() == [1.0, 1.0, 1.015625]
-        assert weights.cast_error == 0.00390625
-        assert [record.getMessage() for record in caplog.records] == [
-            "1 of 1 tensors are cast to the engine's dtype; largest error 0.00390625"
-        ]
+            weights.pause()
+            publish_to(weights, 2)
+            assert module.a[0].item() == 1.0
+        weights.resume()
+        assert value_of(weights) == (2, 2.0)
+
+
+class TestWitness:
+    def test_an_echo_of_what_was_published_passes(self, make: Make) -> None:
+        weights = make(Three)
+        publish_to(weights, 1)
+        with weights.reading() as (module, version):
+            publish_to(weights, 2)
+            weights.witness.check(7, {Echo.of(version, ends_of(full_state(module)))})
+
+    @pytest.mark.parametrize("torn", ["a", "c"])
+    def test_a_torn_set_is_told_by_either_end(self, make: Make, torn: str) -> None:
+        weights = make(Three)
+        publish_to(weights, 1)
+        with weights.reading() as (module, version):
+            getattr(module, torn)[3] = 9.0
+            echo = Echo.of(version, ends_of(full_state(module)))
+        with pytest.raises(
+            SyncError, match="group 7 was sampled from torn weights: of version 1 the first and the last"
+        ):
+            weights.witness.check(7, {echo})
+
+    def test_the_bytes_of_another_version_are_told_too(self, make: Make) -> None:
+        weights = make(Three)
+        publish_to(weights, 1)
+        with weights.reading() as (module, _):
+            echo = Echo.of(2, ends_of(full_state(module)))
+        with pytest.raises(SyncError, match="of version 2 .* published were none"):
+            weights.witness.check(7, {echo})
+        publish_to(weights, 2)
+        with pytest.raises(SyncError, match="of version 2 .* published were 0x"):
+            weights.witness.check(7, {echo})
+
+    def test_of_large_tensors_one_block_at_the_outer_end_counts(self) -> None:
+        large = {"a": torch.zeros(BLOCK_BYTES), "empty": torch.zeros(0), "b": torch.zeros(BLOCK_BYTES)}
+        before = Echo.of(1, ends_of(large))
+        large["a"][0] = 1.0
+        after = Echo.of(1, ends_of(large))
+        large["b"][-1] = 1.0
+        assert before.first != after.first
+        assert after.last != Echo.of(1, ends_of(large)).last
+        assert Echo.of(1, ends_of({})) == Echo(1, 0, 0)

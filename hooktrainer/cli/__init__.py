@@ -16,38 +16,49 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from hooktrainer.cli._leaving import exit_now, leave_with
 from hooktrainer.errors import ConfigError, HookTrainerError
+from hooktrainer.interrupts import Aborted
+from hooktrainer.stdio import complain, make_lenient
 
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:  # noqa: PLR0911 (one for each way to end)
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 when done, 2 if the configuration is wrong, 1 on failure, 130 if interrupted."""
+    make_lenient()
     args = _parse(argv)
     # `package.module:Class` is found beside the working directory, as under `python -m hooktrainer`.
     if os.getcwd() not in sys.path:  # noqa: PTH109 (a string, as sys.path wants)
         sys.path.append(os.getcwd())  # noqa: PTH109
+    return leave_with(lambda: _code(args))
+
+
+def _code(args: argparse.Namespace) -> int:  # noqa: PLR0911 (one for each way to end)
     try:
         code: int = args.run(args)
         sys.stdout.flush()
     except ConfigError as error:
-        sys.stderr.write(_faults_text(error, getattr(args, "config", ())))
+        complain(_faults_text(error, getattr(args, "config", ())))
         return 2
     except BrokenPipeError:
         # The reader went away; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Aborted:
+        complain("aborted; what was on its way to disk is left as it is\n")
+        exit_now(130)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        complain("interrupted\n")
         return 130
     except SystemExit as error:  # somebody's code, or a signal, ended the run: whatever it says, that is no success
-        sys.stderr.write(_exit_text(error))
+        complain(_exit_text(error))
         return error.code if isinstance(error.code, int) and error.code else 1
     except HookTrainerError as error:
-        sys.stderr.write(_failure_text(error))
+        complain(_failure_text(error))
         return 1
     except Exception:  # noqa: BLE001 (shown whole; the exit code is part of the interface)
-        traceback.print_exc()
+        complain(traceback.format_exc())
         return 1
     return code
 

@@ -20,8 +20,9 @@ from hooktrainer.config.scalars import INVALID, Unread
 from hooktrainer.config.schema import convert, read_fields, salvaged
 from hooktrainer.config.sections import SECTIONS, Config
 from hooktrainer.errors import ConfigError, PlanError
+from hooktrainer.events import FitStart
 from hooktrainer.hooks import Entry
-from hooktrainer.plan import Plan
+from hooktrainer.plan import RESTORED, Plan
 from hooktrainer.plugin import Plugin, option_fields, port_fields
 from hooktrainer.ports import Sink
 
@@ -62,6 +63,8 @@ def assemble(named: Named, config: Config | Unread, faults: Faults) -> Parts:
         plan = Plan.build(entries, complete=named.complete and len(entries) == len(built))
     except PlanError as error:
         faults.absorb(error)
+    else:
+        _check_resume(config, plan, faults)
     return Parts(**components, plan=plan)
 
 
@@ -84,6 +87,14 @@ def _check_end(config: Config | Unread, task: Any, faults: Faults) -> None:
         if config.trainer.total_steps is None and task.size is None:
             text = "missing, and the task never ends; give trainer.total_steps, or end the data with task.size"
             faults.at("trainer.total_steps").add(f"{text} (the prompts of one epoch) and trainer.total_epochs")
+
+
+def _check_resume(config: Config | Unread, plan: Plan, faults: Faults) -> None:
+    with suppress(AttributeError):  # it could not be read
+        restores = any(RESTORED in slot.makes for slot in plan.slots[FitStart])
+        if config.run.resume != "off" and not restores:
+            text = f"{shown(str(config.run.resume))}, but no plugin restores anything. Add checkpoint to the plugins."
+            faults.at("run.resume").add(text)
 
 
 def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Entry | None:

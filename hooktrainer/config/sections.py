@@ -65,10 +65,12 @@ class RunConfig:
     """Folder of the run; the name of the YAML file if left out."""
     dir: Path = attrs.field(factory=lambda: Path("runs").absolute())
     """Folder of all runs, relative to the working directory."""
-    resume: Literal["off"] = attrs.field(
-        default="off", metadata={HINT: "A run always starts anew; nothing is continued from a checkpoint."}
+    resume: Literal["off", "auto"] | Path = attrs.field(
+        default="off", metadata={HINT: "It is off, auto, or the path of a checkpoint or of a run that has some."}
     )
-    """`off`: the run starts anew, and what an earlier one left in its folder is kept under another name."""
+    """`off`: the run starts anew, and what an earlier one left in its folder is kept under another name. `auto`: it
+    goes on from the newest checkpoint in its folder, and starts anew if there is none. A path: it goes on from there.
+    """
 
 
 @attrs.frozen(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,16 @@ from hooktrainer.algorithms.aggregation import Totals
 from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 from hooktrainer.algorithms.options import Algorithm
 from hooktrainer.errors import NonFiniteError
-from hooktrainer.groups import Group
+from hooktrainer.groups import Floats, Group, Tokens
 from hooktrainer.host import to_host
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.batch_metrics import batch_metrics
 from hooktrainer.learner.options import Optim
-from hooktrainer.metrics import Last, Max, Mean, Min
+from hooktrainer.learner.restore import restore_optimizer, restore_weights
+from hooktrainer.metrics import Last, Max, Mean, Min, Sum
+from hooktrainer.models.lora import merged_state
 from hooktrainer.models.policy import Policy, full_state
+from hooktrainer.models.scoring import token_logprobs
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights
@@ -48,6 +51,7 @@ class PolicyGradientLearner:
         temperature: float = 1.0,
         pad_id: int = 0,
     ) -> None:
+        self.skips_nonfinite = False
         self._module = policy.train()
         self._temperature = temperature
         self._pad_id = pad_id
@@ -72,13 +76,33 @@ class PolicyGradientLearner:
         self._is_token_mean = algorithm.loss_agg_mode == "token-mean"
 
     def weights(self) -> Weights:
-        """The full state: parameters and buffers by name. Not a copy."""
-        return full_state(self._module)
+        """What engines get: parameters and buffers by name, adapters merged into their base. Not a copy."""
+        return merged_state(self._module)
+
+    def trainable(self) -> Weights:
+        """What the optimizer changes. Not a copy."""
+        return {name: tensor.detach() for name, tensor in self._module.named_parameters() if tensor.requires_grad}
+
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Log-probability of each token given those before it, (L,) -> (L - 1,), at sampling temperature."""
+        return token_logprobs(self._module, tokens, self._temperature)
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Weights, optimizer and the place in the schedule of the learning rate. Not a copy."""
+        optimizer = self._optimizer.state_dict()["state"]
+        return {"weights": dict(full_state(self._module)), "optimizer": optimizer, "updates": self._updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave. Raises `CheckpointError`, and changes nothing, if it is another model's."""
+        restore_weights(full_state(self._module), state["weights"])
+        restore_optimizer(self._optimizer, state["optimizer"])
+        self._updates = state["updates"]
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Make one optimizer update; returns metrics.
 
-        Raises `NonFiniteError`, and leaves the weights as they were, if the loss or the gradient is NaN or infinite.
+        If the loss or the gradient is NaN or infinite, weights, optimizer and schedule stay as they were, and
+        `NonFiniteError` is raised, or with `skips_nonfinite` counted.
         """
         batch = PaddedBatch.of(groups, pad_id=self._pad_id, device=self._parameters[0].device)
         lengths = [len(trajectory.tokens) for group in groups for trajectory in group.trajectories]
@@ -91,12 +115,16 @@ class PolicyGradientLearner:
         spread = {"advantages": advantages.sum(), "highest": advantages.max(), "lowest": advantages.min()}
         values = cast("dict[str, float]", to_host(sums | spread))
         lr = self._set_lr()
+        skipped = {"actor/skipped_updates": Sum(0)} if self.skips_nonfinite else {}
+        if self.skips_nonfinite and not _is_finite(values):
+            return {**batch_metrics(groups), "actor/skipped_updates": Sum(1)}
         _check_finite(values, lr)
         self._optimizer.step()
         self._updates += 1
         loss_weight = totals.tokens if self._is_token_mean else totals.sequences
         return {
             **batch_metrics(groups),
+            **skipped,
             "actor/pg_loss": Mean(values.pop("pg_loss") * loss_weight, loss_weight),
             "actor/grad_norm": Mean(values.pop("grad_norm"), 1),
             "actor/lr": Last(lr),
@@ -138,6 +166,10 @@ class PolicyGradientLearner:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         return lr
+
+
+def _is_finite(values: Mapping[str, float]) -> bool:
+    return math.isfinite(values["pg_loss"]) and math.isfinite(values["grad_norm"])
 
 
 def _check_finite(values: Mapping[str, float], lr: float) -> None:

@@ -102,6 +102,6 @@ class Decoding:
         """Close the lanes that this is true of; answers that they have in work go on in another one."""
         for lane, stack in self._lanes:
             if leaves(lane):
-                self._waiting.extendleft(reversed(lane.rows))
+                self._waiting.extendleft(reversed(lane.leave()))
                 stack.close()
         self._lanes = [(lane, stack) for lane, stack in self._lanes if not leaves(lane)]

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hooktrainer.groups import Prompt, Trajectory
-from hooktrainer.metrics import Max
+from hooktrainer.groups import Floats, Prompt, Tokens, Trajectory
 from hooktrainer.ports import ReplayBuffer
 from hooktrainer.rollout.meter import Meter
+from hooktrainer.rollout.serving import Server, Source
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights
@@ -32,12 +32,18 @@ class Engine:
         """Version that it samples from; -1 before the first publish."""
         return self._weights.version
 
-    def stage(self, weights: Weights, version: int) -> None:
-        """Copy weights beside those in use; waits only for answers that are two versions behind."""
+    def spec(self) -> Weights:
+        """Shapes and dtypes of what it takes."""
+        return self._weights.spec()
+
+    def stage(self, weights: Weights, version: int) -> Mapping[str, int]:
+        """Copy a bucket beside the weights in use; waits only for answers that are two versions behind."""
         self._meter.begin_sync()
-        self._weights.stage(weights, version)
-        if self._weights.cast_error:
-            self._meter.record({"weight_sync/cast_error": Max(self._weights.cast_error)})
+        return self._weights.stage(weights, version)
+
+    def pause(self) -> None:
+        """Begin no answer until `resume`; those in work go on with what they hold."""
+        self._weights.pause()
 
     def flip(self) -> None:
         """Use the staged weights from the next token on, or the next answer, as `on_sync` says."""
@@ -48,6 +54,14 @@ class Engine:
         """Undo the flip since the last `stage`, and forget what is staged."""
         self._weights.unflip()
         self._meter.end_sync()
+
+    def resume(self) -> None:
+        """Begin answers again."""
+        self._weights.resume()
+
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Log-probability of each token given those before it, (L,) -> (L - 1,), by the weights in use."""
+        return self._generator.logprobs(tokens)
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Serve this buffer from now on."""
@@ -61,3 +75,6 @@ class Engine:
     def take_metrics(self) -> Mapping[str, object]:
         """Metrics since the last call."""
         return self._meter.take()
+
+    def _server(self, source: Source) -> Server:
+        return Server(self._generator, source, self._meter, self._stopped, self._weights.witness.check)

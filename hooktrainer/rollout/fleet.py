@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
@@ -11,27 +10,49 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from hooktrainer.errors import RolloutError
-from hooktrainer.groups import Group
+from hooktrainer.groups import Floats, Group, Tokens
 from hooktrainer.metrics import Sum
 from hooktrainer.ports import ReplayBuffer
+from hooktrainer.rollout.echo import Witness
 from hooktrainer.rollout.member import Member
 from hooktrainer.rollout.meter import Meter
-from hooktrainer.rollout.wire import Done, Failed, Finished, Ready, Release, Room, Use, Work
+from hooktrainer.rollout.wire import (
+    Done,
+    Failed,
+    Finished,
+    PackedError,
+    Pause,
+    Ready,
+    Release,
+    Resume,
+    Room,
+    Score,
+    Use,
+    Work,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _LOG: Final = logging.getLogger("hooktrainer")
 STOP_S: Final = 2.0
-"""Seconds to end after the connection was closed, before SIGTERM."""
-TERMINATE_S: Final = 1.0
-"""Seconds to end after SIGTERM, before SIGKILL."""
+"""Seconds to end after the connection was closed, before SIGKILL."""
 
 
 class Fleet:
     """Two threads: one claims groups and gives them to workers, one listens to workers and sees them die."""
 
-    def __init__(self, recipe: bytes, sets: Sequence[Tensor], workers: int, max_restarts: int, meter: Meter) -> None:
+    def __init__(
+        self,
+        recipe: bytes,
+        sets: Sequence[Tensor],
+        *,
+        workers: int,
+        max_restarts: int,
+        meter: Meter,
+        witness: Witness,
+    ) -> None:
+        self._witness = witness
         self._recipe = recipe
         self._sets = sets
         self._num_workers = workers
@@ -41,6 +62,7 @@ class Fleet:
         self._threads: list[threading.Thread] = []
         self._buffer: ReplayBuffer | None = None
         self._in_use = (0, -1)
+        self._paused = False
         self._tickets = 0
         self._closing = False
         self._changed = threading.Condition()
@@ -63,10 +85,30 @@ class Fleet:
         """Return once no worker reads this set, which is not the one in use."""
         self._ask(lambda ticket: Release(ticket, place))
 
+    def pause(self) -> None:
+        """Return once no worker begins an answer, until `resume`."""
+        self._paused = True
+        self._ask(Pause)
+
     def use(self, place: int, version: int) -> None:
         """Return once every worker gives this set to new answers."""
         self._in_use = (place, version)
         self._ask(lambda ticket: Use(ticket, place, version))
+
+    def score(self, tokens: Tokens) -> Sequence[Floats]:
+        """What every worker that is set up says of a text, with the set in use."""
+        scores = []
+        for member in self._ask(lambda ticket: Score(ticket, tokens)):
+            if isinstance(member.scores, PackedError):
+                raise RolloutError(f"{member} could not score the canary") from member.scores.unpack()
+            if member.scores is not None:  # who died meanwhile has said nothing
+                scores.append(member.scores)
+        return scores
+
+    def resume(self) -> None:
+        """Return once every worker begins answers again."""
+        self._paused = False
+        self._ask(Resume)
 
     def close(self) -> None:
         """End every process and thread; who does not end by itself is killed."""
@@ -80,14 +122,13 @@ class Fleet:
             if member.ready:
                 member.hang_up()
             else:  # it does not listen yet, and has nothing to lose
-                member.kill(signal.SIGTERM)
+                member.kill()
         _join(members, STOP_S)
-        for number, seconds in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, None)):
-            for member in members:
-                if not member.is_dead():
-                    _LOG.warning("%s did not end by itself; sending %s", member, number.name)
-                    member.kill(number)
-            _join(members, seconds)
+        for member in members:
+            if not member.is_dead():
+                _LOG.warning("%s did not end by itself within %g s; sending SIGKILL", member, STOP_S)
+                member.kill()
+        _join(members, None)
         while self._threads:
             self._threads.pop().join()
         for member in members:
@@ -99,19 +140,21 @@ class Fleet:
         if self.died is not None:
             raise RolloutError(f"nothing is generated any more: {self.died}") from self.died
 
-    def _ask(self, question: Callable[[int], object]) -> None:
-        """Ask every worker that is set up, and wait until each has done it or is dead."""
+    def _ask(self, question: Callable[[int], object]) -> Sequence[Member]:
+        """Ask every worker that is set up, and wait until each has done it or is dead; those who were asked."""
         with self._changed:
             self._tickets += 1
             ticket = self._tickets
             asked = [member for member in self._members if member.ready]
             for member in asked:
                 member.tickets.add(ticket)
+                member.scores = None
         for member in asked:
             member.send(question(ticket))
         with self._changed:
             self._changed.wait_for(lambda: self.died or not any(ticket in member.tickets for member in asked))
         self.raise_if_died()
+        return asked
 
     def _guarded(self, task: Callable[[ReplayBuffer], None], buffer: ReplayBuffer) -> None:
         try:
@@ -161,7 +204,8 @@ class Fleet:
 
     def _handle(self, member: Member, message: object, buffer: ReplayBuffer) -> None:
         match message:
-            case Finished(number, trajectories, metrics):
+            case Finished(number, trajectories, metrics, echoes):
+                self._witness.check(number, echoes)
                 self._meter.record(metrics)
                 buffer.finish(member.groups.pop(number), trajectories)
             case Failed(None, error):
@@ -176,16 +220,19 @@ class Fleet:
     def _note(self, member: Member, message: object) -> None:
         match message:
             case Ready():
-                member.send(Use(0, *self._in_use))  # with the lock held, so that no newer one comes before it
+                # With the lock held, so that nothing newer comes before it.
+                member.send(Use(0, *self._in_use))
+                member.send(Pause(0) if self._paused else Resume(0))
                 member.ready = True
             case Room():
                 member.told = message
-            case Done(ticket):
+            case Done(ticket, scores):
+                member.scores = scores
                 member.tickets.discard(ticket)
 
     def _replacement(self, member: Member, buffer: ReplayBuffer) -> Sequence[Member]:
         """Give up what a dead worker had in work, and start another in its place."""
-        how, was_ready = member.ended(), member.ready
+        how, killed = member.ended(), member.ready or member.was_killed
         with self._changed:
             lost = member.give_up()
             self._changed.notify_all()
@@ -195,7 +242,7 @@ class Fleet:
             error = RolloutError(f"{member} {how} while it answered group {group.number}")
             buffer.fail(group, error, "worker_died")
         if member.restarts == self._max_restarts:
-            raise RolloutError(f"{member} {how} after {member.restarts} restarts. {_advice(was_ready=was_ready)}")
+            raise RolloutError(f"{member} {how} after {member.restarts} restarts. {_advice(killed=killed)}")
         _LOG.warning("%s %s; it had %d groups in work and is started anew", member, how, len(lost))
         self._meter.record({"rollout/restarts": Sum(1)})
         with self._changed:
@@ -213,7 +260,7 @@ def _join(members: Sequence[Member], seconds: float | None) -> None:
         wait([member.process.sentinel], None if deadline is None else max(0.0, deadline - monotonic()))
 
 
-def _advice(*, was_ready: bool) -> str:
-    if was_ready:
+def _advice(*, killed: bool) -> str:
+    if killed:
         return "If nobody killed it, the system was out of memory: fewer `workers` or `slots` need less."
     return "It never got ready: a script that trains has to do so under `if __name__ == '__main__':`."

@@ -8,11 +8,14 @@ from numbers import Real
 from typing import cast
 
 import numpy as np
+import torch
 
+from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.errors import RolloutError
-from hooktrainer.groups import Group, Prompt, Trajectory
+from hooktrainer.groups import Floats, Group, Prompt, Tokens, Trajectory
 from hooktrainer.models.policy import Policy, full_state
 from hooktrainer.ports import Task
+from hooktrainer.rollout.echo import Echo, ends_of
 from hooktrainer.rollout.lane import Draft, Lane
 from hooktrainer.rollout.options import Sampling
 from hooktrainer.rollout.sampler import uniforms
@@ -41,15 +44,32 @@ class Generator:
         with self.weights.reading() as (module, version):
             if version < 0:
                 raise RolloutError("no weights were published to this engine yet")
+            state = full_state(module)
+            ends = ends_of(state)
             yield Lane(
                 cast("Policy", module),
                 version,
                 options=self.options,
                 eos_id=self._tokenizer.eos_id,
-                device=next(iter(full_state(module).values())).device,
+                device=next(iter(state.values())).device,
                 slots=slots,
                 length=self._task.longest_prompt + self.options.max_response_length,
+                echo=lambda: Echo.of(version, ends),
             )
+
+    @torch.no_grad()
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Log-probability of each token given those before it, (L,) -> (L - 1,), by the weights in use.
+
+        Every beginning of the text is read as a prompt is. For the loop's thread, on which weights change.
+        """
+        module = self.weights.in_use
+        device = next(iter(full_state(module).values())).device
+        model, count = cast("Policy", module), len(tokens) - 1
+        beginnings = torch.from_numpy(np.tile(tokens[:-1], (count, 1))).to(device)
+        logits = model.prefill(beginnings, range(1, count + 1), model.new_cache(count, count))
+        targets = torch.from_numpy(tokens[1:]).to(device)
+        return of_tokens(log_policy(logits, self.options.temperature), targets).float().cpu().numpy()
 
     def greedy(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         """The most likely answer to each prompt, token by token."""

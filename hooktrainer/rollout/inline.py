@@ -10,7 +10,6 @@ import attrs
 from hooktrainer.ports import RolloutEngine, Task
 from hooktrainer.rollout.engine import Engine
 from hooktrainer.rollout.options import Sampling
-from hooktrainer.rollout.serving import Server
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class InlineEngine(Engine):
     def pump(self) -> None:
         """Answer all that is pending."""
         if self._buffer is not None:
-            Server(self._generator, self._buffer, self._meter, self._stopped).run(block=False)
+            self._server(self._buffer).run(block=False)
 
     def close(self) -> None:
         """Serve no more."""

@@ -5,7 +5,7 @@ Shapes: R answers in work, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hooktrainer.groups import Prompt
+from hooktrainer.rollout.echo import Echo
 from hooktrainer.rollout.options import Sampling
 from hooktrainer.rollout.sampler import choose
 
@@ -38,12 +39,15 @@ class Draft:
     """Whether the end token was reached."""
     complete: bool = False
     """Whether it is ended or cut off."""
+    echoes: set[Echo] = attrs.field(factory=set)
+    """What its weights were, as of the moment when it left them."""
 
     def restart(self) -> None:
         """Forget what was answered so far."""
         self.tokens.clear()
         self.logprobs.clear()
         self.versions.clear()
+        self.echoes.clear()
         self.complete = self.ended = False
 
 
@@ -60,12 +64,14 @@ class Lane:
         device: torch.device,
         slots: int,
         length: int,
+        echo: Callable[[], Echo],
     ) -> None:
         self.version = version
         self._model = model
         self._options = options
         self._eos_id = eos_id
         self._device = device
+        self._echo = echo
         self._cache = model.new_cache(slots, length)
         self._logits: Tensor | None = None
         """Of the next token of every row, (R, V)."""
@@ -100,10 +106,22 @@ class Lane:
             if draft.complete:
                 done.append(row)
         complete = [self.rows[row] for row in done]
+        self._note_echo(complete)
         if done:
             tokens = self._drop(done, tokens)
         self._logits = self._model.decode(tokens, self._cache) if self.rows else None
         return complete
+
+    def leave(self) -> list[Draft]:
+        """The drafts that are still in work; they go on elsewhere."""
+        self._note_echo([draft for draft in self.rows if draft.tokens])
+        return self.rows
+
+    def _note_echo(self, drafts: Sequence[Draft]) -> None:
+        if drafts:
+            echo = self._echo()
+            for draft in drafts:
+                draft.echoes.add(echo)
 
     def _draws(self) -> Tensor | None:
         draws = [draft.draws[len(draft.tokens)] for draft in self.rows if draft.draws is not None]

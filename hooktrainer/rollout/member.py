@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -12,8 +13,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Final
 
-from hooktrainer.groups import Group
-from hooktrainer.rollout.wire import Room
+from hooktrainer.groups import Floats, Group
+from hooktrainer.interrupts import HANDLED
+from hooktrainer.rollout.wire import PackedError, Room
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +37,8 @@ class Member:
         """What it was given and has not answered, by dispatch number."""
         self.tickets: set[int] = set()
         """What it was asked for and has not done."""
+        self.scores: Floats | PackedError | None = None
+        """What it said of the last canary."""
         self.connection, theirs = _SPAWN.Pipe()
         self.process: Final = _SPAWN.Process(
             target=main, args=(theirs, recipe, sets), name=f"rollout-{number}", daemon=True
@@ -44,8 +48,9 @@ class Member:
         self._given = 0
         self._hung_up = False
         self._sending = threading.Lock()
-        with theirs, _no_interrupt():
+        with theirs, _unsignalled():
             self.process.start()
+        atexit.register(self.kill)  # for whoever never closes: Python would wait for it
         self._name = f"rollout worker {number} (pid {self.process.pid})"
 
     def __str__(self) -> str:
@@ -88,6 +93,11 @@ class Member:
         code = self.process.exitcode or 0
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"returned early, with exit code {code}"
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended its process, and not its own code."""
+        return (self.process.exitcode or 0) < 0
+
     def give_up(self) -> Sequence[Group]:
         """It is dead: expect nothing of it any more; what it had in work."""
         lost = list(self.groups.values())
@@ -101,22 +111,25 @@ class Member:
         with socket.socket(fileno=os.dup(self.connection.fileno())) as ours, suppress(OSError):
             ours.shutdown(socket.SHUT_WR)
 
-    def kill(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid or 0, number)
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
 
     def close(self) -> None:
         """Let go of a dead process."""
+        atexit.unregister(self.kill)
         self.process.join()
         self.connection.close()
         self.process.close()
 
 
 @contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Processes started here never see the terminal's Ctrl-C: their engine ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _unsignalled() -> Iterator[None]:
+    """Processes started here hear nothing of what is sent to the whole group, by a terminal, `timeout` or a scheduler:
+
+    their engine ends them, after the run has ended in order.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
         yield
     finally:

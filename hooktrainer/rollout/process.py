@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 from attrs.validators import and_, ge, instance_of
 
 from hooktrainer.errors import ConfigError
+from hooktrainer.groups import Floats, Tokens
 from hooktrainer.metrics import Sum
 from hooktrainer.ports import ReplayBuffer, RolloutEngine, Task
 from hooktrainer.rollout.engine import Engine
@@ -36,10 +38,20 @@ class Everyone:
         self._modules.release(place)
         self._fleet.release(place)
 
+    def pause(self) -> None:
+        """Return once nobody begins an answer, until `resume`."""
+        self._modules.pause()
+        self._fleet.pause()
+
     def use(self, place: int, version: int) -> None:
         """Return once everybody gives this set to new answers."""
         self._fleet.use(place, version)
         self._modules.use(place, version)
+
+    def resume(self) -> None:
+        """Let answers begin again."""
+        self._modules.resume()
+        self._fleet.resume()
 
 
 class ProcessEngine(Engine):
@@ -48,6 +60,10 @@ class ProcessEngine(Engine):
     def __init__(self, generator: Generator, weights: DoubleBuffer, fleet: Fleet, meter: Meter) -> None:
         super().__init__(generator, weights, meter)
         self._fleet = fleet
+
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Log-probabilities by the weights in use, (L,) -> (R, L - 1): of this process, and of every worker."""
+        return np.stack([super().logprobs(tokens), *self._fleet.score(tokens)])
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Spawn the workers, which takes them a few seconds; they begin as they get ready."""
@@ -84,6 +100,7 @@ class Process(Sampling):
     ) -> RolloutEngine:
         """The engine; `policy` makes a new module of the learner's architecture at each call."""
         from hooktrainer.models.policy import full_state
+        from hooktrainer.rollout.echo import Witness
         from hooktrainer.rollout.fleet import Fleet
         from hooktrainer.rollout.generator import Generator
         from hooktrainer.rollout.meter import Meter
@@ -113,6 +130,7 @@ class Process(Sampling):
         sets = [layout.views(flat) for flat in flats]
         for module, tensors in zip(modules.modules, sets, strict=True):
             adopt(module, tensors)
-        fleet = Fleet(packed, flats, self.workers, self.max_restarts, meter)
+        witness = Witness()
+        fleet = Fleet(packed, flats, workers=self.workers, max_restarts=self.max_restarts, meter=meter, witness=witness)
         generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=self)
-        return ProcessEngine(generator, DoubleBuffer(sets, Everyone(modules, fleet)), fleet, meter)
+        return ProcessEngine(generator, DoubleBuffer(sets, Everyone(modules, fleet), witness), fleet, meter)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 
-from hooktrainer.errors import RolloutError
+from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.groups import FailureReason, Group, Trajectory
 from hooktrainer.rollout.decoding import Decoding
+from hooktrainer.rollout.echo import Echo
 from hooktrainer.rollout.meter import Meter
 
 if TYPE_CHECKING:
@@ -47,7 +48,16 @@ def reason_of(error: BaseException) -> FailureReason:
 class Server:
     """One worker's loop; until it is stopped, every group that it claimed is finished or failed."""
 
-    def __init__(self, generator: Generator, source: Source, meter: Meter, stopped: threading.Event) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        source: Source,
+        meter: Meter,
+        stopped: threading.Event,
+        witness: Callable[[int, Collection[Echo]], None],
+    ) -> None:
+        """`witness` hears of every group from which weights it was sampled; what it raises ends the worker."""
+        self._witness = witness
         self._generator = generator
         self._source = source
         self._meter = meter
@@ -84,11 +94,12 @@ class Server:
         except BaseException as error:
             for group in self._decoding.abandon():
                 self._source.fail(group, error, reason_of(error))
-            if not isinstance(error, (Exception, *CANCELLED)):
+            if isinstance(error, SyncError) or not isinstance(error, (Exception, *CANCELLED)):
                 raise
 
     def _hand_in(self, group: Group, drafts: Sequence[Draft]) -> None:
         """Score and finish a group, or fail it: an answer that cannot be scored costs no other group."""
+        self._witness(group.number, {echo for draft in drafts for echo in draft.echoes})
         try:
             answers = self._whole(group, drafts)
         except (Exception, *CANCELLED) as error:  # noqa: BLE001 - the buffer raises it, or replaces the group

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from hooktrainer.rollout.fit import place_of
+from hooktrainer.fitting import place_of
 
 _ALIGNMENT: Final = 64
 

@@ -16,7 +16,6 @@ from hooktrainer.groups import FailureReason, Group, Trajectory
 from hooktrainer.ports import ReplayBuffer, RolloutEngine, Task
 from hooktrainer.rollout.engine import Engine
 from hooktrainer.rollout.options import COUNT, Sampling
-from hooktrainer.rollout.serving import Server
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
@@ -89,6 +88,7 @@ class ThreadEngine(Engine):
     def close(self) -> None:
         """Close the buffer that it serves, which ends every wait there, and join the workers as far as they return."""
         self._stopped.set()
+        self._weights.resume()  # for who waits at a sync that broke off
         if self._buffer is not None:
             self._buffer.close()
         deadline = monotonic() + GRACE_S
@@ -101,7 +101,7 @@ class ThreadEngine(Engine):
 
     def _work(self, buffer: ReplayBuffer, shares: Shares) -> None:
         try:
-            Server(self._generator, shares, self._meter, self._stopped).run(block=True)
+            self._server(shares).run(block=True)
         except BaseException as error:  # noqa: BLE001 - raised again on the loop's thread, which the close wakes
             self._died = error
             buffer.close()

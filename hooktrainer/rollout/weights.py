@@ -6,7 +6,6 @@ never waits for it, only the stage after that does, if the reader is still there
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,23 +14,26 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from hooktrainer.errors import SyncError
+from hooktrainer.checksums import filled
+from hooktrainer.errors import SyncError, did_you_mean
+from hooktrainer.fitting import misfits, place_of
+from hooktrainer.models.lora import without_adapters
 from hooktrainer.models.policy import full_state
-from hooktrainer.rollout.fit import check_fit
-
-_LOG: Final = logging.getLogger("hooktrainer")
+from hooktrainer.rollout.echo import Echo, Witness, ends_of
 
 
 class Modules:
     """Two modules, of which new readers see the one in use."""
 
     def __init__(self, policy: Callable[[], nn.Module]) -> None:
-        self.modules: Final = tuple(policy().eval().requires_grad_(requires_grad=False) for _ in range(2))
+        made = (without_adapters(policy()) for _ in range(2))
+        self.modules: Final = tuple(module.eval().requires_grad_(requires_grad=False) for module in made)
         first, second = (_memory(full_state(module)) for module in self.modules)
         if first & second:
             raise ValueError("`policy` has to make a new module at each call; two of its modules share memory")
         self._readers = [0, 0]
         self._in_use = (0, -1)
+        self._paused = False
         self._changed = threading.Condition()
 
     @property
@@ -39,10 +41,16 @@ class Modules:
         """Version in use; -1 before the first."""
         return self._in_use[1]
 
+    @property
+    def in_use(self) -> nn.Module:
+        """The module in use, for whoever is certain that no other one comes into use meanwhile."""
+        return self.modules[self._in_use[0]]
+
     @contextmanager
     def reading(self) -> Iterator[tuple[nn.Module, int]]:
-        """The module in use and its version, which stay as they are until the end of the block."""
+        """The module in use and its version, which stay as they are until the end of the block; waits if paused."""
         with self._changed:
+            self._changed.wait_for(lambda: not self._paused)
             place, version = self._in_use
             self._readers[place] += 1
         try:
@@ -57,10 +65,21 @@ class Modules:
         with self._changed:
             self._changed.wait_for(lambda: self._readers[place] == 0)
 
+    def pause(self) -> None:
+        """Let no new reader in."""
+        with self._changed:
+            self._paused = True
+
     def use(self, place: int, version: int) -> None:
         """Give this set to new readers."""
         with self._changed:
             self._in_use = (place, version)
+
+    def resume(self) -> None:
+        """Let new readers in."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
 
 
 class Readers(Protocol):
@@ -70,76 +89,107 @@ class Readers(Protocol):
         """Return once nobody reads this set, which is not the one in use."""
         ...
 
+    def pause(self) -> None:
+        """Return once nobody begins to read, until `resume`."""
+        ...
+
     def use(self, place: int, version: int) -> None:
         """Return once every new reader gets this set."""
+        ...
+
+    def resume(self) -> None:
+        """Let readers begin again."""
         ...
 
 
 class DoubleBuffer:
     """Stages and flips two sets of weights under their readers, on the loop's thread."""
 
-    def __init__(self, sets: Sequence[Mapping[str, Tensor]], readers: Readers) -> None:
+    def __init__(self, sets: Sequence[Mapping[str, Tensor]], readers: Readers, witness: Witness | None = None) -> None:
         self._sets = sets
+        self._places = [{name: place_of(tensor) for name, tensor in own.items()} for own in sets]
         self._readers = readers
         self._used = 0
         self._versions = [-1, -1]
-        self._staged = False
+        self._staging: int | None = None
+        self._missing: set[object] = set()
+        """Places of the spare set that nothing has arrived for."""
         self._before: int | None = None
         """The set that was in use before the last flip, while it can be undone."""
-        self.cast_error = 0.0
-        """Largest error of a cast to the engine's own dtype, over the last `stage`."""
+        self.witness: Final = witness or Witness()
 
     @property
     def version(self) -> int:
         """Version that every new reader gets; -1 before the first flip."""
         return self._versions[self._used]
 
+    def spec(self) -> Mapping[str, Tensor]:
+        """What can be staged: the tensors of the spare set."""
+        return self._sets[1 - self._used]
+
     @torch.no_grad()
-    def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Copy weights into the spare set. Raises `SyncError` if they do not fit it."""
-        self._staged, self._before = False, None
+    def stage(self, weights: Mapping[str, Tensor], version: int) -> Mapping[str, int]:
+        """Copy a bucket into the spare set; checksums of what is there then. Raises `SyncError` if it does not fit."""
+        targets = self.spec()
+        _check_bucket(weights, targets)
+        if self._staging != version:
+            self._begin(version)
+        held = filled(targets, weights, torch.get_num_threads())
+        places = self._places[1 - self._used]
+        self._missing.difference_update(places[name] for name in weights)
+        return held
+
+    def _begin(self, version: int) -> None:
         spare = 1 - self._used
-        targets = self._sets[spare]
-        check_fit(weights, targets)
+        self._staging, self._before = None, None
         self._readers.release(spare)
-        for name, target in targets.items():
-            target.copy_(weights[name])
-        self._note_casts(weights, targets)
-        self._versions[spare] = version
-        self._staged = True
+        self._versions[spare], self._staging = version, version
+        self._missing = set(self._places[spare].values())
+
+    def pause(self) -> None:
+        """Let no new reader in, until `resume`."""
+        self._readers.pause()
 
     def flip(self) -> None:
         """Swap the sets; readers keep the one they began with."""
-        if not self._staged:
+        places = self._places[1 - self._used]
+        if self._staging is None:
             raise SyncError("flip without staged weights")
-        self._staged, self._before = False, self._used
+        if missing := [name for name, place in places.items() if place in self._missing]:
+            raise SyncError(
+                f"flip to version {self._staging}, but {len(missing)} of {len(places)} tensors never arrived, such as "
+                f"'{missing[0]}'"
+            )
+        self.witness.publish(Echo.of(self._staging, ends_of(self.spec())))
+        self._staging, self._before = None, self._used
         self._use(1 - self._used)
 
     def unflip(self) -> None:
         """Undo the flip since the last `stage`, even one that failed half-way, and forget what is staged."""
-        before, self._staged, self._before = self._before, False, None
+        before, self._staging, self._before = self._before, None, None
         if before is not None:
             self._use(before)
+
+    def resume(self) -> None:
+        """Let new readers in again."""
+        self._readers.resume()
 
     def _use(self, place: int) -> None:
         self._readers.use(place, self._versions[place])
         self._used = place
 
-    def _note_casts(self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-        cast = {name: target for name, target in targets.items() if target.dtype != weights[name].dtype}
-        errors = [
-            (weights[name].to(target.device).double() - target.double()).abs().max()
-            for name, target in cast.items()
-            if target.numel()
-        ]
-        self.cast_error = float(torch.stack(errors).max()) if errors else 0.0
-        if cast and self.version < 0:
-            _LOG.warning(
-                "%d of %d tensors are cast to the engine's dtype; largest error %g",
-                len(cast),
-                len(targets),
-                self.cast_error,
-            )
+
+def _check_bucket(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    faults = []
+    for name, weight in weights.items():
+        if name not in targets:
+            faults.append(f"'{name}' is unknown to the engine.{did_you_mean(name, targets)}")
+            continue
+        faults += misfits(name, weight, targets[name])
+        if weight.dtype != targets[name].dtype:
+            faults.append(f"'{name}' is {weight.dtype}, the engine's {targets[name].dtype}; the transport casts")
+    if faults:
+        raise SyncError(f"weights do not fit the engine: {'; '.join(dict.fromkeys(faults))}")
 
 
 def _memory(weights: Mapping[str, Tensor]) -> set[int]:

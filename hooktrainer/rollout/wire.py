@@ -7,16 +7,17 @@ import io
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from hooktrainer.errors import RolloutError
-from hooktrainer.groups import FailureReason, Group, Trajectory
+from hooktrainer.groups import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.metrics import Metric
 from hooktrainer.ports import Task
+from hooktrainer.rollout.echo import Echo
 from hooktrainer.rollout.options import Sampling
 from hooktrainer.rollout.shared import Layout
 from hooktrainer.tasks.tokenizer import CharTokenizer
@@ -66,6 +67,28 @@ class Use:
 
 
 @attrs.frozen
+class Pause:
+    """To a worker: begin no answer until `Resume`, and acknowledge."""
+
+    ticket: int
+
+
+@attrs.frozen
+class Resume:
+    """To a worker: begin answers again, and acknowledge."""
+
+    ticket: int
+
+
+@attrs.frozen
+class Score:
+    """To a worker: score this text with the weights in use."""
+
+    ticket: int
+    tokens: Tokens
+
+
+@attrs.frozen
 class Ready:
     """From a worker: it is set up."""
 
@@ -83,15 +106,18 @@ class Done:
     """From a worker: what it was asked for is done."""
 
     ticket: int
+    scores: Floats | PackedError | None = None
+    """Of `Score`: log-probability of each token given those before it, or why there is none."""
 
 
 @attrs.frozen
 class Finished:
-    """From a worker: the answers of a group, and what it measured meanwhile."""
+    """From a worker: the answers of a group, what it measured meanwhile, and the weights that it sampled from."""
 
     number: int
     trajectories: Sequence[Trajectory]
     metrics: Mapping[str, Metric]
+    echoes: Collection[Echo]
 
 
 @attrs.frozen

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import signal
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from hooktrainer.groups import FailureReason, Group, Trajectory
+from hooktrainer.groups import FailureReason, Floats, Group, Tokens, Trajectory
+from hooktrainer.rollout.echo import Echo
 from hooktrainer.rollout.generator import Generator
 from hooktrainer.rollout.meter import Meter
 from hooktrainer.rollout.serving import Server
 from hooktrainer.rollout.shared import adopt
 from hooktrainer.rollout.weights import Modules
-from hooktrainer.rollout.wire import Done, Failed, Finished, PackedError, Ready, Release, Room, Use, Work, unpack
+from hooktrainer.rollout.wire import (
+    Done,
+    Failed,
+    Finished,
+    PackedError,
+    Pause,
+    Ready,
+    Release,
+    Resume,
+    Room,
+    Score,
+    Use,
+    Work,
+    unpack,
+)
 
 PATIENCE_S: Final = 1.0
 """How long an answer in work may hold up the end of the process."""
@@ -26,6 +44,10 @@ PATIENCE_S: Final = 1.0
 
 def main(connection: Connection, recipe: bytes, sets: Sequence[Tensor]) -> None:
     """Serve the engine at the other end until it closes the connection, or is no more."""
+    # Not blocked any more, since a task's own processes would inherit that; and not ignored, for the same reason.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    atexit.register(gc.freeze)  # else Python looks through all of torch for garbage before it ends
     mailbox = Mailbox(connection)
     try:
         worker = Worker(mailbox, recipe, sets)
@@ -50,6 +72,7 @@ class Mailbox:
         self._arrived = threading.Condition()
         self._groups: deque[Group] = deque()
         self._received = 0
+        self._echoes: dict[int, Collection[Echo]] = {}
         self._told = Room(0, 0)
         self._closed = False
 
@@ -90,11 +113,16 @@ class Mailbox:
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
         """Hand in the answers of a claimed group."""
-        self.send(Finished(group.number, trajectories, self.meter.take()))
+        self.send(Finished(group.number, trajectories, self.meter.take(), self._echoes.pop(group.number, ())))
 
     def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
         """Say that a claimed group could not be generated."""
+        self._echoes.pop(group.number, None)
         self.send(Failed(group.number, PackedError.of(error), reason))
+
+    def note(self, number: int, echoes: Collection[Echo]) -> None:
+        """A group was sampled from these weights, which the engine judges when it is finished."""
+        self._echoes[number] = echoes
 
     def _take(self, limit: int) -> Sequence[Group]:
         return [self._groups.popleft() for _ in range(min(limit, len(self._groups)))]
@@ -118,7 +146,8 @@ class Worker:
         )
         self._mailbox = mailbox
         self._stopped = threading.Event()
-        self._server = Server(generator, mailbox, mailbox.meter, self._stopped)
+        self._generator = generator
+        self._server = Server(generator, mailbox, mailbox.meter, self._stopped, mailbox.note)
         self._thread = threading.Thread(target=self._serve, name="rollout", daemon=True)
 
     def start(self) -> None:
@@ -126,7 +155,7 @@ class Worker:
         self._mailbox.send(Ready())
         self._thread.start()
 
-    def handle(self, message: Work | Release | Use) -> None:
+    def handle(self, message: Work | Release | Pause | Use | Score | Resume) -> None:
         """Do what the engine asks for."""
         match message:
             case Work(groups):
@@ -134,15 +163,24 @@ class Worker:
             case Release(ticket, place):
                 self._mailbox.meter.begin_sync()
                 threading.Thread(target=self._release, args=(ticket, place), daemon=True).start()
+            case Pause(ticket):
+                self._modules.pause()
+                self._mailbox.send(Done(ticket))
             case Use(ticket, place, version):
                 self._modules.use(place, version)
                 self._mailbox.meter.end_sync()
+                self._mailbox.send(Done(ticket))
+            case Score(ticket, tokens):
+                self._mailbox.send(Done(ticket, self._scores(tokens)))
+            case Resume(ticket):
+                self._modules.resume()
                 self._mailbox.send(Done(ticket))
 
     def stop(self) -> None:
         """End the process at once, even in the middle of a score that never returns."""
         self._stopped.set()
         self._mailbox.close()
+        self._modules.resume()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
             os._exit(0)
@@ -150,6 +188,12 @@ class Worker:
     def _release(self, ticket: int, place: int) -> None:
         self._modules.release(place)
         self._mailbox.send(Done(ticket))
+
+    def _scores(self, tokens: Tokens) -> Floats | PackedError:
+        try:
+            return self._generator.logprobs(tokens)
+        except Exception as error:  # noqa: BLE001 - it is raised where the sync is
+            return PackedError.of(error)
 
     def _serve(self) -> None:
         try:

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from hooktrainer.errors import StarvedError
-from hooktrainer.groups import Batch, Group, Lost, Prompt, Trajectory
+from hooktrainer.groups import Batch, Floats, Group, Lost, Prompt, Tokens, Trajectory
 from hooktrainer.limits import Limits
-from hooktrainer.ports import ReplayBuffer, RolloutEngine
+from hooktrainer.ports import ReplayBuffer, WeightHolder
 from hooktrainer.replay import GroupBuffer
 from hooktrainer.simulation.virtual_clock import VirtualClock
 
@@ -102,9 +102,16 @@ class SimulatedEngine:
         """Seconds of work until now, summed over the places."""
         return self._busy_s + sum(self._clock.now() - since for since in self._running.values())
 
-    def stage(self, weights: Any, version: int) -> None:  # noqa: ARG002 (there are none)
+    def spec(self) -> None:
+        """It takes everything."""
+
+    def stage(self, weights: Any, version: int) -> Mapping[str, int]:  # noqa: ARG002 (there are none)
         """Take note of the version."""
         self._staged = version
+        return {}
+
+    def pause(self) -> None:
+        """A flip takes no time."""
 
     def flip(self) -> None:
         """Hold the staged version from now on."""
@@ -116,6 +123,13 @@ class SimulatedEngine:
         """Go back to the version before."""
         self._staged = None
         self._held = self._held[:1]
+
+    def resume(self) -> None:
+        """It was never paused."""
+
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Nothing can be asked of it."""
+        raise NotImplementedError
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Begin to serve."""
@@ -173,6 +187,7 @@ class SimulatedLearner:
     """Takes the time of an update."""
 
     def __init__(self, clock: VirtualClock, seconds: Callable[[int], float]) -> None:
+        self.skips_nonfinite = False
         self._clock = clock
         self._seconds = seconds
         self.busy_s = 0.0
@@ -192,6 +207,17 @@ class SimulatedLearner:
         """None."""
         return {}
 
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Nothing can be asked of it."""
+        raise NotImplementedError
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Nothing is kept of a simulation."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing is kept of a simulation."""
+
 
 class SimulatedTransport:
     """Takes the time of a weight sync, while the engine goes on; the first publish is free."""
@@ -202,7 +228,9 @@ class SimulatedTransport:
         self.busy_s = 0.0
         """Seconds of work."""
 
-    def publish(self, weights: Any, version: int, engines: Sequence[RolloutEngine]) -> Mapping[str, object]:
+    def publish(
+        self, weights: Any, version: int, engines: Sequence[WeightHolder], **_options: Any
+    ) -> Mapping[str, object]:
         """Let the time pass, and move every engine."""
         seconds = self._seconds(version) if version else 0.0
         self.busy_s += seconds
@@ -228,3 +256,10 @@ class NumberedPrompts:
     def heldout(self, count: int) -> Sequence[Prompt]:
         """None."""
         return [][:count]
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Nothing is kept of a simulation."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing is kept of a simulation."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ from rich.live import Live
 
 from hooktrainer.record import Row
 from hooktrainer.sinks.dashboard import STEP_TIME, Dashboard
+from hooktrainer.stdio import give_up_stdout
 
 _FIELDS: Final[Mapping[str, str]] = {
     "critic/score/mean": "score {:>7.3g}",
@@ -36,14 +39,21 @@ def plain_line(step: int, row: Row, total_steps: int | None = None) -> str:
     return "  ".join(fields)
 
 
+class _Console(Console):
+    """Leaves it to the sink what becomes of a run whose lines nobody reads; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 @attrs.define
 class ConsoleSink:
-    """Shows the rows on standard output."""
+    """Shows the rows on standard output, until nobody reads them any more."""
 
     directory: Path = attrs.field(converter=Path)
     """The run directory; its name is the title of the display."""
     total_steps: int | None = None
-    console: Console = attrs.field(factory=Console, kw_only=True, repr=False)
+    console: Console = attrs.field(factory=_Console, kw_only=True, repr=False)
     _dashboard: Dashboard = attrs.field(init=False, repr=False)
     _live: Live | None = attrs.field(default=None, init=False, repr=False)
     _last_step: int | None = attrs.field(default=None, init=False, repr=False)
@@ -66,16 +76,29 @@ class ConsoleSink:
         if step == self._last_step:
             return
         self._last_step = step  # before it is shown: what is interrupted in the middle must not come twice
+        try:
+            self._show(step, row)
+        except OSError as error:
+            give_up_stdout(error)
+
+    def rewind(self, step: int) -> Sequence[int]:  # noqa: ARG002 (nothing of another process is on this display)
+        """Nothing that was shown can mislead: it is a new display."""
+        return ()
+
+    def close(self) -> None:
+        """End the display; its last state stays on the terminal."""
+        live, self._live = self._live, None
+        if live is not None:
+            self._dashboard.ended = True
+            try:
+                live.stop()
+            except OSError as error:
+                give_up_stdout(error)
+
+    def _show(self, step: int, row: Row) -> None:
         if self._live is None:
             line = plain_line(step, row, self.total_steps)
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             self._dashboard.add(step, row)
             self._live.refresh()
-
-    def close(self) -> None:
-        """End the display; its last state stays on the terminal."""
-        if self._live is not None:
-            self._dashboard.ended = True
-            self._live.stop()
-        self._live = None

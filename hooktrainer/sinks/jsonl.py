@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +61,16 @@ class JsonlSink:
             os.truncate(self.path, whole)  # a full disk takes half a line
             raise
         self._last_step = step
+
+    def rewind(self, step: int) -> Sequence[int]:
+        """Cut off all rows after `step`; returns their steps."""
+        rows = self.path.read_bytes().splitlines(keepends=True)
+        whole = [row for row in rows if row.endswith(b"\n")]
+        steps = [int(json.loads(row)["step"]) for row in whole]
+        kept = sum(kept <= step for kept in steps)
+        os.truncate(self.path, sum(map(len, whole[:kept])))
+        self._last_step = None
+        return steps[kept:]
 
     def close(self) -> None:
         """Take no more rows."""

@@ -8,14 +8,14 @@ def test_guard_stops() -> None:
 
 from hooktrainer.testing.contract import check_order_independent, check_plugin, fake_ports
 from hooktrainer.testing.fake_bus import FakeBus
+from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
+from hooktrainer.testing.fake_state import FakeRunState
 from hooktrainer.testing.fakes import (
     FakeBuffer,
-    FakeEngine,
     FakeLearner,
     FakePrompts,
     FakeSink,
     FakeTask,
-    FakeTransport,
     ManualClock,
 )
 
@@ -25,6 +25,7 @@ __all__ = [
     "FakeEngine",
     "FakeLearner",
     "FakePrompts",
+    "FakeRunState",
     "FakeSink",
     "FakeTask",
     "FakeTransport",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -15,14 +17,14 @@ from hooktrainer.errors import PlanError
 from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.hooks import Entry, handlers_of
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
+from hooktrainer.run_state import RunPlace
 from hooktrainer.testing.fake_bus import STANDARD, FakeBus
+from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
 from hooktrainer.testing.fakes import (
     FakeBuffer,
-    FakeEngine,
     FakeLearner,
     FakePrompts,
     FakeSink,
-    FakeTransport,
     ManualClock,
 )
 from hooktrainer.trainer import Trainer
@@ -109,14 +111,16 @@ def _run(
         config_from_mapping({**named, "trainer": attrs.asdict(config), "plugins": [*plugins]})
     ).plan.entries
     sinks = {name: FakeSink() for entry in entries for name in _named(entry)}
-    trainer = Trainer(entries, fake_ports(learner=FakeLearner(metrics), sinks=sinks), config)
-    tied = trainer.bus.plan.tied()
-    try:
-        trainer.fit()
-    except KeyError as error:
-        given = ", ".join(metrics(1))
-        error.add_note(f"the fake learner reports {given}; give what your plugins read: metrics=lambda update: ...")
-        raise
+    with tempfile.TemporaryDirectory() as directory:
+        place = RunPlace(directory=Path(directory))
+        trainer = Trainer(entries, fake_ports(learner=FakeLearner(metrics), sinks=sinks), config, place)
+        tied = trainer.bus.plan.tied()
+        try:
+            trainer.fit()
+        except KeyError as error:
+            given = ", ".join(metrics(1))
+            error.add_note(f"the fake learner reports {given}; give what your plugins read: metrics=lambda update: ...")
+            raise
     return tied, [{"step": step, **row} for name in sorted(sinks) for step, row in sinks[name].rows]
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from hooktrainer.groups import Group, Prompt, Trajectory
+from hooktrainer.groups import Floats, Group, Prompt, Tokens
 from hooktrainer.limits import Limits
-from hooktrainer.ports import Clock, ReplayBuffer, RolloutEngine, StalenessPolicy
+from hooktrainer.ports import Clock, StalenessPolicy
 from hooktrainer.record import Row
 from hooktrainer.replay import GroupBuffer
+from hooktrainer.testing.fake_engine import scores_of
 
 
 class ManualClock:
@@ -37,13 +38,16 @@ class FakeLearner:
 
     def __init__(self, metrics: Sequence[Mapping[str, object]] | Callable[[int], Mapping[str, object]] = ()) -> None:
         self._metrics = metrics
+        self.skips_nonfinite = False
         self.batches: list[tuple[Group, ...]] = []
         """The groups of every update."""
 
+        self._updates_before = 0
+
     @property
     def updates(self) -> int:
-        """Updates made."""
-        return len(self.batches)
+        """Updates made, those before a restart included."""
+        return self._updates_before + len(self.batches)
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Remember the batch and report the next metrics; nothing once they are used up."""
@@ -56,110 +60,17 @@ class FakeLearner:
         """The full state."""
         return {"updates": self.updates}
 
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """What an engine says that holds the same weights."""
+        return scores_of(self.weights(), tokens)
 
-class FakeEngine:
-    """Answers every prompt at once with one token and a fixed score."""
+    def state_dict(self) -> Mapping[str, object]:
+        """The number of updates."""
+        return {"updates": self.updates}
 
-    def __init__(
-        self, answers: int = 1, score: float = 1.0, fails: Callable[[Group], Exception | None] | None = None
-    ) -> None:
-        self._answers = answers
-        self._score = score
-        self._fails = fails or (lambda _: None)
-        self._buffer: ReplayBuffer | None = None
-        self._held: list[tuple[int, Any]] = [(-1, None)]
-        self._staged: tuple[int, Any] | None = None
-        self.calls: list[str] = []
-        """What was asked of it: stage, flip, unflip, start, answer, close."""
-
-    @property
-    def version(self) -> int:
-        """Version that it samples from."""
-        return self._held[-1][0]
-
-    @property
-    def held(self) -> Any:
-        """The weights in use."""
-        return self._held[-1][1]
-
-    def stage(self, weights: Any, version: int) -> None:
-        """Copy weights beside those in use."""
-        self.calls.append("stage")
-        self._staged = (version, dict(weights))
-
-    def flip(self) -> None:
-        """Use the staged weights."""
-        self.calls.append("flip")
-        if self._staged is None:
-            raise ValueError("nothing is staged")
-        self._held = [self._held[-1], self._staged]
-        self._staged = None
-
-    def unflip(self) -> None:
-        """Go back to the weights before."""
-        self.calls.append("unflip")
-        self._staged = None
-        if len(self._held) > 1:
-            self._held.pop()
-
-    def start(self, buffer: ReplayBuffer) -> None:
-        """Begin to serve."""
-        self.calls.append("start")
-        self._buffer = buffer
-
-    def pump(self) -> None:
-        """Finish everything that is pending."""
-        while self._buffer is not None and (groups := self._buffer.claim(64, block=False)):
-            for group in groups:
-                if error := self._fails(group):
-                    self._buffer.fail(group, error)
-                else:
-                    self._buffer.finish(group, [self._trajectory()] * self._answers)
-
-    def answer(self, prompts: Sequence[Prompt]) -> Sequence[Trajectory]:
-        """One answer to each prompt."""
-        self.calls.append("answer")
-        return [self._trajectory()] * len(prompts)
-
-    def take_metrics(self) -> Mapping[str, object]:
-        """Nothing."""
-        return {}
-
-    def close(self) -> None:
-        """Stop."""
-        self.calls.append("close")
-
-    def _trajectory(self) -> Trajectory:
-        return Trajectory(
-            tokens=np.zeros(1, np.int64),
-            logprobs=np.zeros(1, np.float32),
-            score=self._score,
-            versions=np.full(1, self.version),
-        )
-
-
-class FakeTransport:
-    """Stages and flips every engine; raises the errors it was given, one a publish (None for success)."""
-
-    def __init__(
-        self, errors: Sequence[Exception | None] = (), before_publish: Callable[[int], None] = lambda _: None
-    ) -> None:
-        self._errors = list(errors)
-        self._before_publish = before_publish
-        self.published: list[int] = []
-        """Versions that arrived."""
-
-    def publish(self, weights: Any, version: int, engines: Sequence[RolloutEngine]) -> Mapping[str, object]:
-        """Bring weights to engines."""
-        self._before_publish(version)
-        if self._errors and (error := self._errors.pop(0)):
-            raise error
-        for engine in engines:
-            engine.stage(weights, version)
-        for engine in engines:
-            engine.flip()
-        self.published.append(version)
-        return {}
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting."""
+        self._updates_before = state["updates"] - len(self.batches)
 
 
 class FakeBuffer(GroupBuffer):
@@ -196,6 +107,14 @@ class FakePrompts:
     def heldout(self, count: int) -> Sequence[Prompt]:
         """Prompts that `take` never gives."""
         return [_prompt(-1 - number) for number in range(count)]
+
+    def state_dict(self) -> Mapping[str, object]:
+        """The number of the next prompt."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from it."""
+        self.take(state["next"] - self._next)
 
 
 def _prompt(number: int) -> Prompt:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 import attrs
 
@@ -10,8 +13,10 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import carry
 from hooktrainer.events import FitEnd, FitStart, StepEnd
 from hooktrainer.plugin import port
-from hooktrainer.ports import Sink
+from hooktrainer.ports import RunState, Sink
 from hooktrainer.record import Row
+
+_LOG: Final = logging.getLogger("hooktrainer")
 
 
 @attrs.define(kw_only=True)
@@ -21,13 +26,18 @@ class LogAfterCollect(Plugin):
     sinks: Sequence[Sink] = port(named=True, default=("console", "jsonl"))
     """Where rows go: registered names, or classes as `package.module:Class`."""
 
-    _written: dict[int, int] = attrs.field(factory=dict, init=False, repr=False)  # last step by sink
+    run: RunState = port()
 
-    @on(FitStart, priority=Priority.PREPARE)
+    _written: dict[int, int] = attrs.field(factory=dict, init=False, repr=False)  # last step by sink
+    _position: Path | None = attrs.field(default=None, init=False, repr=False)
+
+    @on(FitStart, priority=Priority.PREPARE + 50, needs=["run.restored?"])
     def open(self, _event: FitStart) -> None:
-        """Open the sinks before any work is done."""
+        """Open the sinks before any work is done; a run that goes on takes back the rows that it will write again."""
         for sink in self.sinks:
             sink.open()
+        if isinstance(self.run, RunState):  # a test that resumes nothing need not say so
+            self._rewind(self.run)
 
     @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
     def write(self, event: StepEnd) -> None:
@@ -45,6 +55,31 @@ class LogAfterCollect(Plugin):
         """Close the sinks."""
         _to_each(self.sinks, lambda sink: sink.close())
 
+    def _rewind(self, run: RunState) -> None:
+        """Take back the rows after the step that the run goes on from, and say so once, by their steps."""
+        step, directory = run.step, run.directory
+        stubborn = [sink for sink in self.sinks if not hasattr(sink, "rewind")]
+        if stubborn and directory is not None and directory.is_dir():
+            self._position = directory / ".last_row"  # how far they are is known from nowhere else
+        if run.resume == "off":
+            return
+        rewinds: list[Callable[[int], Sequence[int]]] = [sink.rewind for sink in self.sinks if hasattr(sink, "rewind")]
+        taken = [steps[-1] for rewind in rewinds if (steps := rewind(step))]
+        if (last := max([*taken, self._last_row()])) <= step:
+            return
+        again = f"{last - step} steps ({step + 1}-{last})" if last > step + 1 else f"1 step ({last})"
+        came = f"{again} came after the checkpoint of step {step} and will be made again"
+        if taken:
+            _LOG.warning("%s; their rows are replaced", came)
+        for sink in stubborn:
+            _LOG.warning("%s cannot take rows back, but %s: in it they are replays", type(sink).__name__, came)
+
+    def _last_row(self) -> int:
+        try:
+            return int(self._position.read_text(encoding="ascii")) if self._position is not None else 0
+        except (OSError, ValueError):
+            return 0
+
     def _write(self, step: int, row: Row) -> None:
         """Write to the sinks that do not have this step yet; an empty row says nothing and is left out."""
 
@@ -54,6 +89,8 @@ class LogAfterCollect(Plugin):
                 self._written[id(sink)] = step
 
         if row:
+            if self._position is not None:
+                self._position.write_text(str(step), encoding="ascii")
             _to_each(self.sinks, write)
 
 

@@ -1,0 +1,160 @@
+"""One checkpoint: a directory of plain data whose manifest, written last, has the checksum of every file.
+
+`state.json` has every part, stamped with its step, and mentions the tensors and arrays beside it by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import attrs
+
+from hooktrainer.checkpoint import files
+from hooktrainer.checkpoint.snapshot import Snapshot
+from hooktrainer.errors import CheckpointError
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+STATE: Final = "state.json"
+TENSORS: Final = "tensors.safetensors"
+ARRAYS: Final = "arrays.safetensors"
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    step: int
+    scores: Mapping[str, float]
+    """The metric by which the best one is kept, if the step had it."""
+    files: Mapping[str, Mapping[str, Any]]
+    """Bytes and checksum by name."""
+
+
+def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> None:
+    """Fill an empty directory. Raises `OSError` or `CheckpointError` if it cannot be."""
+    parts = {name: {"step": snapshot.step, "state": tree} for name, tree in snapshot.parts.items()}
+    files.write(directory / STATE, _to_json({"format": FORMAT, "step": snapshot.step, "parts": parts}))
+    _write_tensors(snapshot, directory)
+    found = {}
+    for path in sorted(directory.iterdir()):
+        files.sync(path)
+        found[path.name] = {"bytes": path.stat().st_size, "sha256": _checksum(path)}
+    body = {"format": FORMAT, "step": snapshot.step, "scores": dict(scores), "files": found}
+    files.write(directory / MANIFEST, _to_json({"body": body, "sha256": _checksum_of(body)}))
+    files.sync(directory)
+
+
+def _write_tensors(snapshot: Snapshot, directory: Path) -> None:
+    from safetensors import SafetensorError
+
+    stamp = {"step": str(snapshot.step)}
+    try:
+        if snapshot.tensors:
+            from safetensors.torch import save_file
+
+            save_file(dict(snapshot.tensors), directory / TENSORS, stamp)
+        if snapshot.arrays:
+            from safetensors.numpy import save_file as save_arrays
+
+            save_arrays(dict(snapshot.arrays), directory / ARRAYS, stamp)
+    except SafetensorError as error:  # it wraps what the system said
+        raise OSError(str(error)) from error
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """What a checkpoint says of itself, not compared with its files. Raises `CheckpointError` if it says nothing."""
+    try:
+        found = _from_json((directory / MANIFEST).read_bytes())
+        body = found["body"]
+        if found["sha256"] != _checksum_of(body):
+            raise ValueError("its checksum is wrong")
+        if body["format"] != FORMAT:
+            raise ValueError(f"it has format {body['format']}; this version of hooktrainer reads {FORMAT}")
+        if not body["files"].keys() <= {STATE, TENSORS, ARRAYS}:
+            raise ValueError("it names files that no checkpoint has")
+        scores = {str(metric): float(score) for metric, score in body["scores"].items()}
+        return Manifest(step=int(body["step"]), scores=scores, files=body["files"])
+    except FileNotFoundError:
+        raise CheckpointError(f"it has no {MANIFEST}, so it was not written to the end") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"its {MANIFEST} cannot be read: {error}") from error
+
+
+def read(directory: Path) -> Snapshot:
+    """A whole checkpoint, every file compared with its checksum. Raises `CheckpointError` if one does not agree."""
+    manifest = read_manifest(directory)
+    for name, said in manifest.files.items():
+        _check(directory / name, said)
+    try:
+        state = _from_json((directory / STATE).read_bytes())
+        parts = {name: part["state"] for name, part in state["parts"].items()}
+        stamps = {state["step"], *(part["step"] for part in state["parts"].values())}
+        tensors, arrays = _tensors(directory, manifest), _arrays(directory, manifest)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"it cannot be read: {error}") from error
+    if stamps != {manifest.step}:
+        raise CheckpointError(f"its parts are of the steps {sorted(stamps)}, its manifest is of step {manifest.step}")
+    return Snapshot(step=manifest.step, parts=parts, tensors=tensors, arrays=arrays)
+
+
+def _check(path: Path, said: Mapping[str, Any]) -> None:
+    try:
+        size = path.stat().st_size
+        if size != said["bytes"]:
+            raise CheckpointError(f"{path.name} has {size} bytes instead of {said['bytes']}")
+        if _checksum(path) != said["sha256"]:
+            raise CheckpointError(f"the checksum of {path.name} is wrong: it was changed after it was written")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name} is missing") from None
+    except (OSError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+
+
+def _tensors(directory: Path, manifest: Manifest) -> Mapping[str, Any]:
+    if TENSORS not in manifest.files:
+        return {}
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(directory / TENSORS)
+    except SafetensorError as error:
+        raise ValueError(f"{TENSORS}: {error}") from error
+
+
+def _arrays(directory: Path, manifest: Manifest) -> Mapping[str, Any]:
+    if ARRAYS not in manifest.files:
+        return {}
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(directory / ARRAYS)
+    except SafetensorError as error:
+        raise ValueError(f"{ARRAYS}: {error}") from error
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checksum_of(body: object) -> str:
+    return hashlib.sha256(_to_json(body)).hexdigest()
+
+
+def _to_json(value: object) -> bytes:
+    return json.dumps(value, allow_nan=False, sort_keys=True).encode("ascii")
+
+
+def _from_json(data: bytes) -> Any:
+    return json.loads(data, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,125 @@
+"""Low-rank adapters (2106.09685) on the linear layers of a policy; engines get one set of merged weights.
+
+An adapter is never sent beside its base: `merged_state` has the base with the adapter in it, under the names of the
+plain model, and engines hold the plain model (`without_adapters`). So nothing is applied twice, and nothing forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hooktrainer.errors import did_you_mean
+from hooktrainer.models.policy import full_state
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer W and a trained update: (W + alpha / rank · B A) x + bias."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.weight = base.weight
+        self.bias = base.bias
+        self.lora_a = nn.Parameter(torch.empty(rank, base.in_features, dtype=base.weight.dtype))
+        self.lora_b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=base.weight.dtype))
+        self.scale = alpha / rank
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Shape (..., in_features) -> (..., out_features)."""
+        update = functional.linear(functional.linear(inputs, self.lora_a), self.lora_b)
+        return functional.linear(inputs, self.weight, self.bias) + self.scale * update
+
+    @torch.no_grad()
+    def merged(self) -> Tensor:
+        """W + alpha / rank · B A, in new memory."""
+        return torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
+
+
+def add_lora(policy: nn.Module, *, targets: Sequence[str], rank: int, alpha: float, seed: int = 0) -> None:
+    """Freeze a policy, and put an adapter that changes nothing yet on every linear layer that a target names.
+
+    A target is the last part of a layer's name (`qkv`) or the whole (`layers.0.qkv`). To be called once, in a model's
+    `build`. Raises `ValueError` if a target matches no layer, or a layer's weights are tied to others.
+    """
+    if any(isinstance(module, LoraLinear) for module in policy.modules()):
+        raise ValueError("this policy has adapters already; a second `add_lora` would apply two")
+    linear = {name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
+    matched = {name: module for name, module in linear.items() if {name, name.rpartition(".")[2]} & set(targets)}
+    _check_targets(targets, linear, matched)
+    _check_untied(policy, matched)
+    policy.requires_grad_(requires_grad=False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, module in matched.items():
+        adapter = LoraLinear(module, rank, alpha).to(module.weight.device)
+        nn.init.normal_(adapter.lora_a, std=module.in_features**-0.5, generator=generator)
+        _replace(policy, name, adapter)
+
+
+def without_adapters(policy: nn.Module) -> nn.Module:
+    """The plain model: every adapted layer as a linear one with merged weights. Changes and returns the policy."""
+    for name, module in list(policy.named_modules()):
+        if isinstance(module, LoraLinear):
+            plain = nn.Linear(module.lora_a.shape[1], module.lora_b.shape[0], device="meta")  # draws no random numbers
+            plain.weight, plain.bias = nn.Parameter(module.merged()), module.bias
+            _replace(policy, name, plain)
+    return policy
+
+
+def merged_state(policy: nn.Module) -> Mapping[str, Tensor]:
+    """As `full_state` of the plain model. What is merged is computed anew at each access, one tensor at a time."""
+    adapters = dict(_adapters(policy))
+    return _Merged(full_state(policy), adapters) if adapters else full_state(policy)
+
+
+class _Merged(Mapping[str, Tensor]):
+    def __init__(self, state: Mapping[str, Tensor], adapters: Mapping[str, LoraLinear]) -> None:
+        own = {f"{name}.{part}" for name in adapters for part in ("lora_a", "lora_b")}
+        self._plain = {name: tensor for name, tensor in state.items() if name not in own}
+        self._merged = {f"{name}.weight": adapter for name, adapter in adapters.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._merged[name].merged() if name in self._merged else self._plain[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plain)
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+
+def _adapters(policy: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    return ((name, module) for name, module in policy.named_modules() if isinstance(module, LoraLinear))
+
+
+def _check_targets(targets: Sequence[str], linear: Mapping[str, object], matched: Mapping[str, object]) -> None:
+    if isinstance(targets, str):
+        raise TypeError(f"targets is a sequence of names, found {targets!r}; write ({targets!r},)")
+    ends = {name.rpartition(".")[2] for name in linear}
+    if not matched:
+        hints = "".join(did_you_mean(target, ends) for target in targets)
+        raise ValueError(
+            f"adapter matched 0 of {len(linear)} linear layers: targets are {list(targets)}, layers end in "
+            f"{sorted(ends)}.{hints}"
+        )
+    for target in targets:
+        if target not in ends and target not in linear:
+            raise ValueError(
+                f"adapter target '{target}' matched 0 of {len(linear)} linear layers.{did_you_mean(target, ends)}"
+            )
+
+
+def _check_untied(policy: nn.Module, matched: Mapping[str, nn.Linear]) -> None:
+    names: dict[int, list[str]] = {}
+    for name, parameter in policy.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for name, module in matched.items():
+        if len(tied := names[id(module.weight)]) > 1:
+            raise ValueError(f"'{name}' cannot have an adapter: its weights are tied, {' = '.join(tied)}")
+
+
+def _replace(policy: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(policy.get_submodule(parent), last, module.train(policy.training))

@@ -1,0 +1,190 @@
+"""Keep the whole run on disk, and go on from there."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import attrs
+from attrs.validators import ge, in_
+
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.checkpoint.snapshot import Snapshot
+from hooktrainer.checkpoint.store import Best, Found, Store, find
+from hooktrainer.checkpoint.writer import Writer
+from hooktrainer.errors import CheckpointError
+from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord
+from hooktrainer.plugin import port
+from hooktrainer.ports import RunState
+
+_LOG: Final = logging.getLogger("hooktrainer")
+
+
+def _is_count(_instance: object, _attribute: object, value: int) -> None:
+    if value < 1 and value != -1:
+        raise ValueError(f"{value} checkpoints cannot be kept; give 1 or more, or -1 for all")
+
+
+@attrs.define(kw_only=True)
+class Checkpoint(Plugin):
+    """Save every few steps and at the end, and go on from the newest checkpoint as `run.resume` says.
+
+    The state is copied on the loop's thread when a step ends, and written by one other thread. If a save is due while
+    one is being written and one waits, the run waits: every save that is due is made.
+    """
+
+    every: int = attrs.field(default=10, validator=ge(1))
+    """Steps between saves; the last complete step is always saved, however the run ends."""
+
+    keep_last: int = attrs.field(default=2, validator=_is_count)
+    """The newest checkpoints to keep; -1 keeps all. An older one is removed once a newer one is on the disk."""
+
+    keep_best: str | None = None
+    """A metric, such as `val/score/mean`; every step with a new best is saved, and the best is kept beside the last."""
+
+    best_mode: Literal["max", "min"] = attrs.field(default="max", validator=in_(("max", "min")))
+    """Whether the best is the largest or the smallest."""
+
+    keep_buffer: bool = True
+    """Whether finished groups are trained on after a resume, with their stamps; else they are generated again."""
+
+    in_memory: bool = True
+    """Keep a copy of the last complete step in memory, for an end in the middle of the next one. Without it, as for
+    models that do not fit twice, such an end loses what came after the last save that was due."""
+
+    allow_fresh: bool = False
+    """Whether `run.resume: auto` may begin anew where there are only incomplete checkpoints."""
+
+    strict: bool = True
+    """Whether a resume fails if the checkpoint has the state of a plugin that is not in the configuration any more."""
+
+    run: RunState = port()
+
+    _store: Store | None = attrs.field(default=None, init=False, repr=False)
+    _writer: Writer = attrs.field(init=False, repr=False)
+    _by: Best | None = attrs.field(default=None, init=False, repr=False)
+    _scores: Mapping[str, float] = attrs.field(factory=dict, init=False, repr=False)  # of the step captured last
+    _best: float | None = attrs.field(default=None, init=False, repr=False)
+    _saved: int = attrs.field(default=0, init=False, repr=False)  # the last step on the disk
+    _random: Mapping[str, Any] = attrs.field(factory=dict, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._writer = Writer(self._write)
+        self._by = None if self.keep_best is None else Best(self.keep_best, self.best_mode)
+
+    @on(FitStart, priority=Priority.PREPARE, makes=["run.restored"])
+    def restore(self, _event: FitStart) -> None:
+        """Go on from a checkpoint, or begin at step 0. Raises `CheckpointError` if there is none that can be used."""
+        if self.run.directory is None:
+            raise CheckpointError(
+                "there is no run directory to keep checkpoints in: Trainer(..., RunPlace(directory=...))"
+            )
+        store = Store(self.run.directory / "checkpoints")
+        found = self._find(store)
+        if found is not None:
+            self.run.restore(found.snapshot, keep_finished=self.keep_buffer, strict=self.strict)
+            self._random = self.run.random()
+            _LOG.info("going on from step %d, %s", self.run.step, found.path)
+        elif self.in_memory:
+            self.run.capture(0)  # what cannot be kept is known now, and not after the first step
+        try:
+            store.go_on_from(self.run.step)
+        except OSError as error:
+            raise CheckpointError(f"checkpoints cannot be kept in {store.root}: {error}") from error
+        self._saved, self._store = self.run.step, store
+        best = None if self._by is None else store.best(self._by)
+        self._best = None if best is None else best[1]
+
+    @on(FitStart, priority=Priority.CLEANUP + 99)
+    def settle(self, _event: FitStart) -> None:
+        """What others drew to get ready in this process, the run has drawn long ago."""
+        if self.run.step:
+            self.run.set_random(self._random)
+
+    @on(StepEnd, priority=Priority.EVALUATE - 1)
+    def keep_random(self, _event: StepEnd) -> None:
+        """Remember the global random generators: a run that is evaluated once more must not draw other numbers."""
+        self._random = self.run.random()
+
+    @on(StepEnd, priority=Priority.REDUCE - 1)
+    def put_random_back(self, _event: StepEnd) -> None:
+        """What was drawn for evaluation was not drawn."""
+        self.run.set_random(self._random)
+
+    @on(StepEnd, priority=Priority.CLEANUP - 1, needs=["metrics.row?"])
+    def save(self, event: StepEnd) -> None:
+        """Copy the state of the step once everybody has handled it, and have it written if that is due."""
+        self._writer.raise_failure()
+        scores = self._scores_of(event.record)
+        best = [score for score in scores.values() if self._by is not None and self._by.improves(score, self._best)]
+        due = event.step % self.every == 0 or event.last or best
+        if due or self.in_memory:
+            snapshot, self._scores = self.run.capture(event.step), scores
+            if due:
+                self._writer.put(snapshot, scores)
+        self._best = best[0] if best else self._best
+
+    @on(FitEnd, priority=Priority.SAVE, needs=["metrics.row?"])
+    def finish(self, event: FitEnd) -> None:
+        """Write what is not written yet, up to the last complete step. Raises what could not be written."""
+        failure = self._closed()
+        try:
+            snapshot = None if self._store is None else self._last(event)
+            if snapshot is not None and snapshot.step > self._saved:
+                self._write(snapshot, self._scores)
+        except CheckpointError as error:
+            if failure is None:
+                raise
+            failure.add_note(f"at the end of the run the last complete step was tried once more: {error}")
+        if failure is not None:
+            raise failure
+
+    def _find(self, store: Store) -> Found | None:
+        match self.run.resume:
+            case "off":
+                return None
+            case "auto":
+                return store.newest(allow_fresh=self.allow_fresh)
+            case Path() as path:
+                return find(path)
+
+    def _write(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
+        assert self._store is not None
+        self._store.save(snapshot, scores, wanted=lambda: not self._writer.abandoned)
+        self._saved = snapshot.step
+        try:
+            self._store.retain(self.keep_last, self._by)
+        except OSError as error:
+            raise CheckpointError(f"older checkpoints in {self._store.root} cannot be removed: {error}") from None
+
+    def _closed(self) -> Exception | None:
+        """Wait until everything that was due is written; what went wrong with it."""
+        try:
+            self._writer.close()
+        except CheckpointError as error:
+            return error
+        except BaseException:
+            self._writer.abandoned = True  # told to leave at once
+            raise
+        return None
+
+    def _last(self, event: FitEnd) -> Snapshot | None:
+        """The state at the end of the last complete step, as far as there is one."""
+        latest = self.run.latest
+        if event.step <= self._saved or (latest is not None and latest.step == event.step):
+            return latest
+        untouched = event.status in ("completed", "stopped")  # no update was made since
+        if event.record is None and not untouched:
+            _LOG.warning("step %d is complete but not saved: in_memory is off", event.step)
+            return None
+        self._scores = {} if event.record is None else self._scores_of(event.record)
+        return self.run.capture(event.step)
+
+    def _scores_of(self, record: StepRecord) -> Mapping[str, float]:
+        if self._by is None or not record.sealed:
+            return {}
+        score = record.row.get(self._by.metric)
+        return {self._by.metric: score} if isinstance(score, (int, float)) and math.isfinite(score) else {}

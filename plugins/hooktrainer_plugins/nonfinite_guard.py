@@ -1,0 +1,89 @@
+"""Survive an update whose loss or gradient is NaN or infinite: it is not made, and counted."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, Literal
+
+import attrs
+from attrs.validators import ge, in_
+
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.errors import NonFiniteError
+from hooktrainer.events import FitStart, IterationEnd, StepEnd
+from hooktrainer.metrics import Metric, Sum
+from hooktrainer.plugin import port, state
+from hooktrainer.ports import Learner, RunState
+
+_LOG: Final = logging.getLogger("hooktrainer")
+SKIPPED: Final = "actor/skipped_updates"
+
+
+@attrs.define(kw_only=True)
+class NonfiniteGuard(Plugin):
+    """Skip updates that are not finite, instead of failing with the first one; then go on, stop, or roll back."""
+
+    action: Literal["skip", "stop", "rollback"] = attrs.field(
+        default="skip", validator=in_(("skip", "stop", "rollback"))
+    )
+    """`skip` leaves the weights as they are and goes on; `stop` ends the run after closing the step; `rollback` also
+    puts weights, optimizer and schedule back to the end of the last step that was captured."""
+
+    limit: int = attrs.field(default=5, validator=ge(0))
+    """Updates in a row that may be skipped; one more fails the run."""
+
+    learner: Learner = port()
+    run: RunState = port()
+
+    _total: int = state(0)
+    _in_a_row: int = state(0)
+    _captures: bool = attrs.field(default=False, init=False, repr=False)
+
+    @on(FitStart, priority=Priority.CLEANUP)
+    def begin(self, _event: FitStart) -> None:
+        """Have the learner skip. Captures each step for a rollback, unless the checkpoint plugin does."""
+        if not hasattr(self.learner, "skips_nonfinite"):
+            raise TypeError(
+                f"{type(self.learner).__name__} has no attribute skips_nonfinite: a learner that this guard works with "
+                f"leaves an update out that is not finite, and reports {SKIPPED}, as hooktrainer.ports.Learner says"
+            )
+        self.learner.skips_nonfinite = True
+        if self.action == "rollback" and self.run.latest is None:
+            self._captures = True
+            self.run.capture(self.run.step)
+
+    @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
+    def look(self, event: IterationEnd) -> None:
+        """Count, and act. Raises `NonFiniteError` if too many updates in a row were not finite."""
+        reported = event.metrics.get(SKIPPED, 0)
+        skipped = reported.value if isinstance(reported, Metric) else reported
+        if not skipped:
+            self._in_a_row = 0
+            return
+        self._total += 1
+        self._in_a_row += 1
+        found = f"update {event.iteration + 1} of step {event.step} was not finite and was not made"
+        counts = f"{self._in_a_row} in a row, {self._total} in all"
+        if self._in_a_row > self.limit:
+            raise NonFiniteError(
+                f"{found}: {counts}; nonfinite_guard allows {self.limit} in a row. Try a lower `optim.lr` or "
+                "`optim.grad_clip`, or look at the scores and the sampler's log-probabilities."
+            )
+        _LOG.warning("%s (%s)", found, counts)
+        if self.action == "stop":
+            event.control.stop(f"{found} ({counts})")
+        elif self.action == "rollback":
+            self._roll_back()
+            event.record.add({"actor/rollbacks": Sum(1)})
+
+    @on(StepEnd, priority=Priority.CLEANUP)
+    def capture(self, event: StepEnd) -> None:
+        """Keep the step that a rollback goes back to."""
+        if self._captures:
+            self.run.capture(event.step)
+
+    def _roll_back(self) -> None:
+        snapshot = self.run.latest
+        assert snapshot is not None
+        self.run.restore_learner(snapshot)
+        _LOG.warning("the learner was put back to the end of step %d", snapshot.step)

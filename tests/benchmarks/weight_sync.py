@@ -1,0 +1,84 @@
+"""What a verified sync of a large model costs on one host, over what its bytes cost to copy.
+
+python tests/benchmarks/weight_sync.py [THREADS]
+
+50 million float32 weights (200 MB) go to an engine of worker processes, through the memory that these have mapped: the
+whole protocol, checksums of both sides included, over one plain `Tensor.copy_` of as many bytes into other shared
+memory, with the same number of threads. The canary computes, and is a line of its own. Rounds are interleaved, medians
+are shown.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from hooktrainer import checksums
+from hooktrainer.canary import Canary
+from hooktrainer.models.decoder import Decoder
+from hooktrainer.models.policy import full_state
+from hooktrainer.models.scoring import token_logprobs
+from hooktrainer.rollout.process import Process
+from hooktrainer.tasks.addition import Addition
+from hooktrainer.tasks.tokenizer import CharTokenizer
+from hooktrainer.transports.same_host import SameHost
+
+ROUNDS = 15
+TASK = Addition()
+TOKENIZER = CharTokenizer(TASK.alphabet)
+
+
+def main(threads: int) -> None:
+    """Measure and print."""
+    torch.set_num_threads(threads)
+    policy = partial(
+        Decoder(layers=16, width=512, heads=8).build, vocab_size=TOKENIZER.vocab_size, max_length=32, seed=0
+    )
+    engine = Process(workers=1).build(policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0)
+    learner, transport, versions = policy(), SameHost(), iter(range(10**6))
+    weights = full_state(learner)
+    source = torch.cat([tensor.reshape(-1) for tensor in weights.values()])
+    target = torch.zeros_like(source)
+    target.share_memory_()
+    tokens = np.arange(8)
+    canary = Canary(tokens=tokens, logprobs=token_logprobs(learner, tokens, 1.0), atol=1e-4)
+    ways: dict[str, Callable[[], object]] = {
+        "plain copy": lambda: target.copy_(source),
+        "sync": lambda: transport.publish(weights, next(versions), [engine]),
+        "checksums alone": lambda: (checksums.checksum(source), checksums.checksum(target)),
+        "sync with canary": lambda: transport.publish(weights, next(versions), [engine], canary=canary),
+    }
+    seconds = interleaved(ways)
+    plain = seconds["plain copy"]
+    print(f"{platform.machine()}, torch {torch.__version__}, {threads} threads, median of {ROUNDS} rounds")
+    for name, median in seconds.items():
+        speed = source.nbytes / median / 1e9
+        print(f"{name:18} {median * 1e3:6.1f} ms {speed:6.2f} GB/s, {plain / median:.2f} of the plain copy's bandwidth")
+    engine.close()
+
+
+def interleaved(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Median seconds of each way, in turns; the first rounds touch memory for the first time."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS + 3):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(own[3:]) for name, own in seconds.items()}
+
+
+def threads_of(arguments: Sequence[str]) -> int:
+    """The number on the command line."""
+    return int(arguments[0]) if arguments else 1
+
+
+if __name__ == "__main__":
+    main(threads_of(sys.argv[1:]))

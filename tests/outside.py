@@ -1,0 +1,149 @@
+"""A run in a process of its own, and what is left of it, seen from outside."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ODD = Path(__file__).with_name("odd_plugins.py")
+CONFIG = """
+task: {use: sort_digits, digits: 3}
+model: {use: decoder, layers: 1, width: 16, heads: 2}
+rollout: {use: thread, n: 2, max_response_length: 4}
+trainer: {total_steps: 100000, train_batch_size: 4, ppo_mini_batch_size: 2, parameter_sync_step: 2}
+"""
+PROCESSES = CONFIG.replace("use: thread", "use: process, workers: 2")
+FIT = (sys.executable, "-u", "-m", "hooktrainer", "fit")
+
+
+def config(*more: str, text: str = CONFIG, plugins: Sequence[str] = (), **odd: object) -> str:
+    """The YAML of a run with the odd plugin in it."""
+    names = ["metric_aggregation", "weight_sync", *plugins, json.dumps({"use": "odd_plugins:Odd", **odd})]
+    listed = "\n".join(f"  - {name}" for name in [*names, "{use: log_after_collect, sinks: [console, jsonl]}"])
+    return "\n".join([text, *more, f"plugins:\n{listed}\n"])
+
+
+class Outside:
+    """A command that runs in a session of its own."""
+
+    def __init__(self, directory: Path, *command: str, **options: object) -> None:
+        self.directory = directory
+        self._temporary = directory / "tmp"
+        self._temporary.mkdir(exist_ok=True)
+        self._shared = _shared_memory()
+        env = {
+            **os.environ,
+            "TMPDIR": str(self._temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(directory / "torch"),  # a cache that torch keeps, else among temporary files
+            "PYTHONPATH": os.pathsep.join([str(ODD.parent), os.environ.get("PYTHONPATH", "")]),
+        }
+        self.process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+        self._limit = threading.Timer(120, self.process.kill)  # no test hangs
+        self._limit.daemon = True
+        self._limit.start()
+        atexit.register(self.process.kill)  # nor is anything left of one that fails
+        self.out: list[str] = []
+        self.err = ""
+
+    def until(self, start: str, times: int = 1) -> None:
+        """Wait for a line that begins like this."""
+        for line in self.process.stdout:
+            self.out.append(line.rstrip("\n"))
+            times -= line.startswith(start)
+            if not times:
+                return
+        raise AssertionError(f"no line began with {start!r}: {self.out}; {self.process.stderr.read()}")
+
+    def send(self, number: signal.Signals) -> float:
+        """Signal the process; the time of it."""
+        self.process.send_signal(number)
+        return time.monotonic()
+
+    def send_all(self, number: signal.Signals) -> float:
+        """Signal all of the session, as a terminal does."""
+        os.killpg(self.process.pid, number)
+        return time.monotonic()
+
+    def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        out, self.err = self.process.communicate()
+        self._limit.cancel()
+        self.out += out.splitlines()
+        return self.process.returncode
+
+    @property
+    def ends(self) -> list[str]:
+        """What fit_end said, once for each time."""
+        path = self.directory / "ends"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def rows(self) -> list[int]:
+        """The steps in the file of rows."""
+        path = next(self.directory.glob("runs/*/metrics.jsonl"))
+        return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+    def checkpoints(self) -> list[str]:
+        """What is kept of the run."""
+        return sorted(path.name for path in self.directory.glob("runs/*/checkpoints/step_*"))
+
+    def left(self, patience: float = 10.0) -> list[str]:
+        """Processes, shared memory and temporary files that are still there."""
+        deadline = time.monotonic() + patience
+        while (found := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
+    def _left(self) -> list[str]:
+        temporary = [path.name for path in self._temporary.rglob("*")]
+        hidden = [str(path.relative_to(self.directory)) for path in self.directory.glob("runs/**/.*")]
+        return [*_of_session(self.process.pid), *_orphans(self._shared), *temporary, *hidden]
+
+
+def _of_session(session: int) -> list[str]:
+    """Processes that are alive in a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        state, _, _, of = text.rpartition(")")[2].split()[:4]
+        if int(of) == session and state != "Z":
+            found.append(text)
+    return found
+
+
+def _shared_memory() -> set[str]:
+    return {str(path) for path in Path("/dev/shm").iterdir()}
+
+
+def _orphans(before: set[str]) -> list[str]:
+    """New shared memory that no process has open; what others make at this time, they have."""
+    new = _shared_memory() - before
+    if not new:
+        return []
+    used = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            used |= {str(link.readlink()) for link in (process / "fd").iterdir()}
+            used |= {line.split()[-1] for line in (process / "maps").read_text().splitlines() if "/dev/shm" in line}
+        except OSError:
+            continue
+    return sorted(new - used)

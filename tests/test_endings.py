@@ -1,0 +1,235 @@
+"""However a run ends: its exit code, what it says, and that nothing is left of it, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import active_children
+from pathlib import Path
+
+import attrs
+import pytest
+import rollouts
+from outside import CONFIG, FIT, PROCESSES, Outside, config
+
+from hooktrainer import Plugin, Trainer, on
+from hooktrainer.config import TrainerConfig
+from hooktrainer.errors import RolloutError
+from hooktrainer.events import FitEnd
+from hooktrainer.rollout.process import Process
+from hooktrainer.testing import FakeBuffer, FakeEngine, fake_ports
+from hooktrainer_plugins.weight_sync import WeightSync
+
+LIMIT_S = 5
+
+
+def fit(directory: Path, text: str, *overrides: str) -> Outside:
+    (directory / "run.yaml").write_text(text)
+    return Outside(directory, *FIT, "run.yaml", *overrides)
+
+
+ENDINGS = {
+    "completed": ({}, ["trainer.total_steps=2"], "step ", 0, "completed 2 all 2 steps are done"),
+    "data": ({}, ["task.size=8", "trainer.total_steps=null"], "step ", 0, "completed 2 the data has ended"),
+    "stopped": ({"at": "save", "act": "stop"}, [], "AT", 0, "stopped 2 that is enough"),
+    "raises": ({"at": "iteration_end", "act": "raise"}, [], "AT", 1, "failed 1 ValueError: boom"),
+    "leaves": ({"at": "iteration_end", "act": "exit"}, [], "AT", 3, "interrupted 1 SystemExit: 3"),
+    "late": ({"at": "fit_end", "act": "raise"}, ["trainer.total_steps=2"], "AT", 1, "completed 2 all 2 steps are done"),
+    "signal": ({"at": "validation"}, [], "AT", 143, "interrupted 2 SIGTERM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_is_left_of_a_run(ending: str, engine: str, tmp_path: Path) -> None:
+    odd, overrides, marker, code, said = ENDINGS[ending]
+    run = fit(tmp_path, config(text=CONFIG if engine == "thread" else PROCESSES, **odd), *overrides)
+    run.until(marker, times=2 if marker == "step " else 1)
+    since = run.send(signal.SIGTERM) if ending == "signal" else time.monotonic()
+
+    assert run.ended() == code, run.err
+    assert time.monotonic() - since < LIMIT_S
+    assert run.ends == [said]
+    assert run.left() == []
+
+
+def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_keep_the_process(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(
+        "from queue import Queue\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
+        "QUEUE = Queue(maxsize=16)\n\n"
+        "@attrs.frozen(kw_only=True)\nclass Full(SortDigits):\n    def score(self, truth, answer):\n"
+        "        QUEUE.put(answer)\n        return super().score(truth, answer)\n"
+    )
+    # Two steps of four groups with two answers each fill it; what is dispatched ahead hangs.
+    more = ["trainer.num_warmup_batches=1", "rollout.batching=group", "trainer.total_steps=2"]
+    run = fit(tmp_path, config(), "task.use=full.py:Full", *more)
+    run.until("completed")
+    since = time.monotonic()
+
+    assert run.ended() == 0
+    assert time.monotonic() - since < LIMIT_S
+    assert "rollout-0 did not return within 1.5 s and is abandoned" in run.err
+    assert run.ends == ["completed 2 all 2 steps are done"]
+    assert run.left() == []
+
+
+@pytest.mark.parametrize(("act", "last", "named"), [
+    ("child", "sending SIGKILL", "left running by the run: process mine (pid "),
+    ("thread", "the process ends without it", "left running by the run, and does not end: thread mine"),
+])  # fmt: skip
+def test_what_a_plugin_leaves_running_is_ended_and_named(act: str, last: str, named: str, tmp_path: Path) -> None:
+    run = fit(tmp_path, config(at="step_start", act=act), "trainer.total_steps=2")
+    run.until("completed")
+    since = time.monotonic()
+
+    assert run.ended() == 0, run.err
+    assert time.monotonic() - since < LIMIT_S
+    assert named in run.err
+    assert run.err.endswith(f"{last}\n")
+    assert run.left() == []
+
+
+def test_a_worker_that_raises_ends_the_run_within_two_seconds_with_its_error(tmp_path: Path) -> None:
+    (tmp_path / "boom.py").write_text(
+        "import itertools, sys\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
+        "CALLS = itertools.count(1)\n\n"
+        "@attrs.frozen(kw_only=True)\nclass Boom(SortDigits):\n    def score(self, truth, answer):\n"
+        "        if next(CALLS) == 3:\n            print('AT boom', flush=True)\n            raise ValueError('boom')\n"
+        "        return super().score(truth, answer)\n"
+    )
+    overrides = ["trainer.train_batch_size=4", "trainer.ppo_mini_batch_size=4", "trainer.parameter_sync_step=1"]
+    run = fit(tmp_path, config(), "task.use=boom.py:Boom", *overrides)
+    run.until("AT boom")
+    since = time.monotonic()
+
+    assert run.ended() == 1
+    assert time.monotonic() - since < 2
+    assert "ValueError: boom" in run.err
+    (said,) = run.ends
+    assert said.startswith("failed 0 RolloutError: ")
+
+
+@attrs.define
+class Ends(Plugin):
+    seen: list[tuple[str, str]] = attrs.field(factory=list)
+
+    @on(FitEnd)
+    def end(self, event: FitEnd) -> None:
+        self.seen.append((event.status, event.reason))
+
+
+class GivesNone(FakeEngine):
+    """Hands in nothing for what it was asked."""
+
+    def pump(self) -> None:
+        for group in self._buffer.claim(64, block=False):
+            self._buffer.finish(group, None)
+
+
+def test_nothing_handed_in_is_no_end_of_the_data() -> None:
+    ends = Ends()
+    ports = fake_ports(engine=GivesNone(), buffer=FakeBuffer())
+    trainer = Trainer([WeightSync(), ends], ports, small())
+
+    with pytest.raises(RolloutError):
+        trainer.fit()
+    assert [status for status, _ in ends.seen] == ["failed"]
+
+
+def small() -> TrainerConfig:
+    return TrainerConfig(total_steps=2, train_batch_size=4, ppo_mini_batch_size=4, parameter_sync_step=1)
+
+
+def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+    run = fit(tmp_path, config(), "trainer.total_steps=30")
+    run.until("step")
+    run.process.stdout.close()
+    with run.process.stderr as stream:
+        said = stream.read()
+
+    assert run.process.wait() == 0
+    assert run.rows() == list(range(1, 31))
+    assert said == "nobody reads standard output any more (Broken pipe): no more lines are shown, the run goes on\n"
+
+
+def test_ctrl_c_is_the_same_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+    run = fit(tmp_path, config(at="save", step=5))
+    run.until("step")
+    run.process.stdout.close()
+    run.process.stderr.readline()
+    run.process.stderr.close()
+    while not run.ends and len(run.rows()) < 5:
+        time.sleep(0.01)
+    run.send(signal.SIGINT)
+
+    assert run.process.wait() == 130
+    assert run.ends == ["interrupted 5 SIGINT"]
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_a_terminal_that_knows_ascii_only_gets_ascii(command: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(config())
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, "-m", "hooktrainer", command, "run.yaml", "trainer.total_steps=1", "run.name=größe"],
+        capture_output=True, env=env, cwd=tmp_path, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert (b"adds metrics.row | makes weights.published" if command == "plan" else b"runs/gr??e") in done.stdout
+
+
+def test_a_run_within_a_run_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(config(at="validation"))
+    run = fit(tmp_path, config(at="before_sync", act="fit"))
+    run.until("AT validation")
+    run.send(signal.SIGINT)
+
+    assert run.ended() == 130
+    assert run.ends == ["interrupted 2 SIGINT", "interrupted 1 SIGINT"]
+    assert run.left() == []
+
+
+def test_the_second_ctrl_c_counts_across_a_run_within_a_run(tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(config(at="fit_end"))
+    run = fit(tmp_path, config(at="before_sync", act="fit"))
+    run.until("AT before_sync")
+    run.until("step")
+    run.send(signal.SIGINT)
+    run.until("AT fit_end")
+    since = run.send(signal.SIGINT)
+
+    assert run.ended() == 130
+    assert time.monotonic() - since < 1
+    assert run.ends == ["interrupted " + run.ends[0].split()[1] + " SIGINT"]
+
+
+@pytest.fixture
+def make() -> Callable[[], object]:
+    engines = []
+
+    def build() -> object:
+        options = Process(workers=1, max_restarts=0, n=1, max_response_length=rollouts.LENGTH)
+        parts = {"policy": rollouts.build, "tokenizer": rollouts.TOKENIZER, "task": rollouts.TASK, "seed": 0}
+        engines.append(options.build(**parts))
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def test_a_worker_that_was_killed_while_it_starts_up_is_not_blamed_on_the_script(make: Callable[[], object]) -> None:
+    engine = make()
+    rollouts.publish(engine, 0)
+    queue = rollouts.Queue(rollouts.groups(1))
+    engine.start(queue)
+    os.kill(active_children()[0].pid, signal.SIGKILL)
+    queue.wait_until(lambda: queue.closed)
+
+    with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts\. If nobody killed it, the system"):
+        engine.pump()

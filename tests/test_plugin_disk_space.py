@@ -1,0 +1,84 @@
+"""disk_space on the fake bus, with the disk that is there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hooktrainer.errors import RunError
+from hooktrainer.events import FitStart, StepEnd
+from hooktrainer.testing import FakeBus, FakeRunState, check_plugin
+from hooktrainer_plugins.disk_space import GB, DiskSpace
+
+SLACK_GB = 20.0
+"""More than anybody else writes or deletes on this disk meanwhile."""
+
+
+def free_gb(directory: Path) -> float:
+    return shutil.disk_usage(directory).free / GB
+
+
+def test_it_keeps_the_contract() -> None:
+    check_plugin(DiskSpace)
+
+
+def test_it_stops_before_the_save_with_the_numbers(tmp_path: Path) -> None:
+    guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=FakeRunState(directory=tmp_path))
+    bus = FakeBus(guard, provides=["metrics.row"])
+    bus.fire(StepEnd, step=1)
+
+    found = re.fullmatch(
+        rf"{tmp_path} has ([\d.]+) GB free, and ([\d.]+) GB are needed: keep_free_gb = [\d.e+]+ and 0.000 GB for a "
+        r"checkpoint\. Make room, or lower keep_free_gb",
+        bus.control.reason or "",
+    )
+    assert found is not None
+    assert float(found[1]) == pytest.approx(free_gb(tmp_path), abs=SLACK_GB)
+    assert float(found[2]) == pytest.approx(guard.keep_free_gb, abs=0.001)
+    saving = [slot.label for slot in bus.plan.slots[StepEnd] if slot.number >= 700]
+    assert saving == ["disk_space.guard"]
+
+
+def test_it_raises_if_told_so(tmp_path: Path) -> None:
+    guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, action="raise", run=FakeRunState(directory=tmp_path))
+
+    with pytest.raises(RunError, match="GB are needed"):
+        FakeBus(guard, provides=["metrics.row"]).fire(StepEnd, step=1)
+
+
+def test_a_run_without_room_does_not_begin(tmp_path: Path) -> None:
+    guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=FakeRunState(directory=tmp_path))
+
+    with pytest.raises(RunError, match="GB are needed"):
+        FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
+
+
+def test_with_room_it_says_how_much_and_does_nothing(tmp_path: Path) -> None:
+    bus = FakeBus(DiskSpace(keep_free_gb=0, run=FakeRunState(directory=tmp_path)), provides=["metrics.row"])
+    bus.fire(FitStart)
+    bus.fire(StepEnd, step=1)
+
+    assert bus.control.reason is None
+    assert bus.row["perf/disk_free_gb"] == pytest.approx(free_gb(tmp_path), abs=SLACK_GB)
+
+
+def test_the_next_checkpoint_counts_as_needed(tmp_path: Path) -> None:
+    state = FakeRunState(directory=tmp_path, state={"weights": np.zeros(1_000_000), "more": np.zeros(500_000)})
+    state.capture(1)
+    guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=state)
+    bus = FakeBus(guard, provides=["metrics.row"])
+    bus.fire(StepEnd, step=1)
+
+    assert "and 0.012 GB for a checkpoint" in (bus.control.reason or "")
+
+
+def test_it_looks_where_it_is_told(tmp_path: Path) -> None:
+    guard = DiskSpace(path=str(tmp_path), keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=FakeRunState())
+    bus = FakeBus(guard, provides=["metrics.row"])
+    bus.fire(StepEnd, step=1)
+
+    assert (bus.control.reason or "").startswith(f"{tmp_path} has ")

@@ -1,0 +1,54 @@
+"""kl_guard on the fake bus."""
+
+from __future__ import annotations
+
+import pytest
+
+from hooktrainer.errors import MissingMetricError
+from hooktrainer.events import StepEnd
+from hooktrainer.testing import FakeBus, check_plugin
+from hooktrainer_plugins.kl_guard import KLGuard
+
+
+def stopped_by(guard: KLGuard, *values: float) -> list[str | None]:
+    bus = FakeBus(guard, provides=["metrics.row"])
+    reasons = []
+    for step, value in enumerate(values, start=1):
+        bus.fire(StepEnd, step=step, row={"actor/ppo_kl": value})
+        reasons.append(bus.control.reason)
+    return reasons
+
+
+def test_it_keeps_the_contract() -> None:
+    check_plugin(KLGuard)
+
+
+@pytest.mark.parametrize(("value", "reason"), [(0.2, None), (0.5, "actor/ppo_kl 0.5 above 0.2 in step 1")])
+def test_it_stops_above_its_limit(value: float, reason: str | None) -> None:
+    assert stopped_by(KLGuard(limit=0.2), value) == [reason]
+
+
+def test_what_is_no_number_is_above_the_limit() -> None:
+    assert stopped_by(KLGuard(), float("nan")) == ["actor/ppo_kl nan above 0.2 in step 1"]
+
+
+def test_it_is_patient_as_long_as_it_is_told() -> None:
+    reason = "actor/ppo_kl 0.6 above 0.2 for 2 steps in step 4"
+
+    assert stopped_by(KLGuard(patience=2), 0.5, 0.1, 0.5, 0.6) == [None, None, None, reason]
+
+
+def test_it_can_leave_it_at_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert stopped_by(KLGuard(action="warn"), 0.5, 0.1) == [None, None]
+    assert [record.getMessage() for record in caplog.records] == ["actor/ppo_kl 0.5 above 0.2 in step 1"]
+
+
+def test_a_metric_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(MissingMetricError, match="has no 'actor/kl'"):
+        stopped_by(KLGuard(metric="actor/kl"), 0.5)
+
+
+@pytest.mark.parametrize("options", [{"limit": 0}, {"patience": 0}, {"action": "rollback"}])
+def test_senseless_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        KLGuard(**options)

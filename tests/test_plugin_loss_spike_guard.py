@@ -1,0 +1,99 @@
+"""loss_spike_guard on the fake bus."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hooktrainer.errors import RunError
+from hooktrainer.events import FitStart, IterationEnd, StepEnd
+from hooktrainer.metrics import Mean
+from hooktrainer.testing import FakeBus, FakeRunState, check_plugin
+from hooktrainer_plugins.loss_spike_guard import LossSpikeGuard
+
+USUAL = [1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0]
+"""Median 1; the median deviation is 0.05, which makes a robust deviation of 0.07413."""
+
+
+class Watched:
+    def __init__(self, **options: object) -> None:
+        self.run = FakeRunState(state={"weights": 0})
+        self.guard = LossSpikeGuard(window=8, run=self.run, **options)
+        self.bus = FakeBus(self.guard, provides=["metrics.row"])
+        self.bus.fire(FitStart)
+        self.step = 0
+
+    def see(self, *values: float) -> list[int]:
+        """The steps, one update each, that were called a spike."""
+        spikes = []
+        for value in values:
+            self.step += 1
+            self.run.state["weights"] = self.step
+            self.bus.fire(IterationEnd, step=self.step, metrics={"actor/pg_loss": Mean(value, 1)})
+            self.bus.fire(StepEnd, step=self.step)
+            spikes += [self.step] * int(self.bus.row.get("actor/loss_spikes", 0))
+        return spikes
+
+
+def test_it_keeps_the_contract() -> None:
+    check_plugin(LossSpikeGuard)
+
+
+def test_a_spike_is_what_is_so_many_robust_deviations_above_the_median(caplog: pytest.LogCaptureFixture) -> None:
+    assert Watched(threshold=10).see(*USUAL, 1.74) == []
+    assert Watched(threshold=10).see(*USUAL, 1.75) == [9]
+    assert (
+        "actor/pg_loss is 1.75 in update 1 of step 9, 10.1 deviations above the median 1 of the last 8 updates; "
+        "loss_spike_guard allows 10" in caplog.text
+    )
+
+
+def test_nothing_is_a_spike_before_the_window_is_full() -> None:
+    assert Watched().see(*USUAL[:7], 1000.0) == []
+
+
+def test_a_spike_does_not_raise_the_bar_for_the_next_and_a_fall_is_none() -> None:
+    assert Watched().see(*USUAL, 5.0, 5.0, -5.0, 5.0) == [9, 10, 12]
+
+
+def test_what_is_no_number_is_left_to_the_guard_against_that() -> None:
+    assert Watched().see(*USUAL, float("nan"), float("inf"), 5.0) == [11]
+
+
+def test_a_metric_that_hardly_moves_does_not_make_a_spike_of_everything() -> None:
+    assert Watched().see(*[1.0] * 8, 1.4) == []
+
+
+def test_it_stops_with_the_reason() -> None:
+    watched = Watched(action="stop")
+    watched.see(*USUAL, 5.0)
+
+    assert (watched.bus.control.reason or "").startswith("actor/pg_loss is 5 in update 1 of step 9, 54.0 deviations")
+
+
+def test_a_rollback_restores_the_learner_before_the_step_is_published_and_is_counted() -> None:
+    watched = Watched(action="rollback")
+    assert watched.see(*USUAL, 5.0) == [9]
+
+    assert watched.run.state["weights"] == 8
+    assert watched.bus.row["actor/rollbacks"] == 1
+
+
+def test_too_many_rollbacks_in_a_row_fail_the_run() -> None:
+    watched = Watched(action="rollback", limit=2)
+    watched.see(*USUAL, 5.0, 1.0, 5.0, 5.0)
+
+    with pytest.raises(RunError, match="3 spikes in a row, loss_spike_guard rolls back 2"):
+        watched.see(5.0)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=8, max_size=30), st.integers(8, 29))
+def test_what_it_remembers_goes_on_over_a_restart(values: list[float], cut: int) -> None:
+    unbroken = Watched().see(*values)
+    first, second = Watched(), Watched()
+    spikes = first.see(*values[:cut])
+    second.guard.load_state_dict(first.guard.state_dict())
+    second.step = first.step
+
+    assert spikes + second.see(*values[cut:]) == unbroken
