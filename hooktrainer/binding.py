@@ -11,10 +11,23 @@ import attrs
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.hooks import Entry
 from hooktrainer.plugin import UNBOUND, port_fields
-from hooktrainer.ports import Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, RunState, Sink, WeightTransport
+from hooktrainer.ports import (
+    Clock,
+    KLControl,
+    Learner,
+    PromptSource,
+    ReplayBuffer,
+    RolloutEngine,
+    RunState,
+    Sink,
+    WeightTransport,
+)
 
 STANDARD_PORTS: Final = (Learner, RolloutEngine, ReplayBuffer, WeightTransport, PromptSource, Clock, RunState)
 """Types of port that every run offers."""
+
+PORTS_OF_A_CONFIG: Final = (*STANDARD_PORTS, KLControl)
+"""Types of port that a run offers that was composed from a configuration."""
 
 
 @attrs.frozen(kw_only=True)

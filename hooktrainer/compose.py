@@ -15,6 +15,7 @@ from hooktrainer.config import Config, Parts, build_parts, dump, registry
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.plan_view import describe
 from hooktrainer.plugin import port_fields
+from hooktrainer.ports import KLControl
 from hooktrainer.replay import GroupBuffer
 from hooktrainer.run_state import RunPlace
 from hooktrainer.rundir import RunDirectory
@@ -73,20 +74,25 @@ def _ports(config: Config, parts: Parts) -> Ports:
         max_length=task.longest_prompt + rollout.max_response_length,
         seed=config.seed,
     )
+    learner = PolicyGradientLearner(
+        policy(),
+        algorithm=config.algorithm,
+        optim=config.optim,
+        critic=config.critic,
+        temperature=rollout.temperature,
+        pad_id=tokenizer.pad_id,
+        max_response_length=rollout.max_response_length,
+        iterations_per_step=config.trainer.parameter_sync_step,
+    )
     return Ports(
-        learner=PolicyGradientLearner(
-            policy(),
-            algorithm=config.algorithm,
-            optim=config.optim,
-            temperature=rollout.temperature,
-            pad_id=tokenizer.pad_id,
-        ),
+        learner=learner,
         engine=rollout.build(policy=policy, tokenizer=tokenizer, task=task, seed=config.seed),
         buffer=GroupBuffer(config.replay),
         transport=SameHost(),
         prompts=TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs),
         clock=SystemClock(),
         sinks=dict(_sinks(config, parts)),
+        extra={KLControl: learner},
     )
 
 

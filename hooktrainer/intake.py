@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -28,6 +28,7 @@ class Intake:
         self._line = Line()
         self._losses = Losses(self._limits.max_failed_groups, self._limits.max_lost_groups)
         self._turnover = Turnover()
+        self._filter: Callable[[Group], bool] = lambda _: True
         self._given_up: set[int] = set()
         self._closed = False
         self.ledger = Ledger()
@@ -35,6 +36,11 @@ class Intake:
         self._lock = threading.RLock()
         self._claimable = threading.Condition(self._lock)
         self._sampleable = threading.Condition(self._lock)
+
+    def set_filter(self, wanted: Callable[[Group], bool]) -> None:
+        """Replace each group of which this is False when it is finished; called under the lock, by any thread."""
+        with self._lock:
+            self._filter = wanted
 
     def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
         """Take up to `limit` pending groups to generate, oldest first; blocks until there is one; empty once closed."""
@@ -53,6 +59,10 @@ class Intake:
                 whole = attrs.evolve(group, trajectories=tuple(trajectories))
                 self._turnover.generated(self._clock.now() - self._line.finish(whole))
                 self.ledger.finish(whole)
+                if not self._filter(whole):
+                    self._line.remove(whole)
+                    self.ledger.drop(whole, "no_signal")
+                    self._losses.replace()
                 self._sampleable.notify_all()
 
     def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:

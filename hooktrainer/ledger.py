@@ -17,7 +17,7 @@ from hooktrainer.errors import LedgerError
 from hooktrainer.groups import Group
 from hooktrainer.metrics import Last, Metric
 
-DropReason: TypeAlias = Literal["stale", "capacity", "failed", "cancelled", "restart"]
+DropReason: TypeAlias = Literal["stale", "capacity", "failed", "cancelled", "restart", "no_signal"]
 PREFIX: Final = "ledger"
 
 

@@ -1,4 +1,4 @@
-"""Groups that could not be generated: how many a run puts up with, and what takes their place."""
+"""Groups that could not be generated, or are not wanted: how many a run puts up with, and what takes their place."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ class Losses:
         elif not spent:
             _LOG.warning("%s and is replaced: %s: %s", what, type(error).__name__, error)
             self._to_replace.append(Lost(group.prompt if reason == "worker_died" else None))
+
+    def replace(self) -> None:
+        """A new prompt takes the place of a group that is no failure, but not wanted."""
+        self._to_replace.append(Lost())
 
     def raise_if_fatal(self) -> None:
         """Raise `RolloutError`, caused by the group's own error, once a budget is spent."""

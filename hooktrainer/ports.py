@@ -58,6 +58,10 @@ class Learner(Protocol):
     """Whether an update whose loss or gradient is not finite is left out and counted in `actor/skipped_updates`,
     instead of raising `NonFiniteError`; False unless a plugin sets it."""
 
+    def start_step(self, step: int) -> None:
+        """Called before the first update of a step: the weights of now are the proximal policy until the next call."""
+        ...
+
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Make one optimizer update; returns metrics (numbers, lists, 0-d tensors or `Metric`s)."""
         ...
@@ -84,6 +88,14 @@ class Learner(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave. Raises `CheckpointError`, and changes nothing, if it is another model's."""
         ...
+
+
+@runtime_checkable
+class KLControl(Protocol):
+    """Says how much the divergence from the reference model weighs."""
+
+    kl_coeff: float
+    """From the next update on; what is 0 at first stays 0, since there is no reference model then."""
 
 
 @runtime_checkable
@@ -142,6 +154,10 @@ class ReplayBuffer(GroupSource, Protocol):
 
     def set_policy(self, policy: StalenessPolicy) -> None:
         """Use this staleness policy from now on."""
+        ...
+
+    def set_filter(self, wanted: Callable[[Group], bool]) -> None:
+        """Replace each group of which this is False when it is finished; called under the lock, by any thread."""
         ...
 
     def advance(self, version: int) -> None:

@@ -104,10 +104,9 @@ class GroupBuffer(Intake):
         without threads work. Blocks until enough are there; gives fewer once nothing is pending or running and `refill`
         brings nothing. Raises `RolloutError` from the error of a failed group, and `StarvedError` after the time limit.
         """
-        evicted: list[int] = []
+        evicted, lost = list[int](), list[Lost]()
         limit = self._limits.sample_timeout_s
         deadline = None if limit is None else self._clock.now() + limit
-        lost: list[Lost] = []
         while True:
             refill(lost)
             with self._lock:
@@ -186,8 +185,7 @@ class GroupBuffer(Intake):
         missing = len(self._line) + wanted - self._limits.capacity
         stalest = list(itertools.islice(self._line.finished(), max(0, missing)))
         if missing > 0 and (self._limits.when_full == "block" or len(stalest) < missing):
-            room = wanted - missing
-            raise ValueError(f"{wanted} groups were dispatched into a buffer with room for {room}")
+            raise ValueError(f"{wanted} groups were dispatched into a buffer with room for {wanted - missing}")
         for group in stalest:
             self._line.remove(group)
             self.ledger.drop(group, "capacity")
@@ -196,9 +194,8 @@ class GroupBuffer(Intake):
         return len(stalest)
 
     def _evict(self, step: int) -> list[Group]:
-        stale = list(
-            itertools.takewhile(lambda group: self._policy.evicts(group.staleness(step)), self._line.finished())
-        )
+        evicts = self._policy.evicts
+        stale = list(itertools.takewhile(lambda group: evicts(group.staleness(step)), self._line.finished()))
         for group in stale:
             self._line.remove(group)
             self.ledger.drop(group, "stale")

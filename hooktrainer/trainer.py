@@ -103,12 +103,12 @@ class Trainer:
         """One cycle; False if the data ended before its first update, and then it never was."""
         clock, version = self.ports.clock, self.ports.buffer.version
         started = clock.now()
+        self.ports.learner.start_step(step)
         record = Record(step, lambda: {"timing_s/step": Sum(clock.now() - started), **self.bus.times.end_lap()})
         self._step = step
         self.bus.times.begin_lap()
         self.bus.emit(StepStart(step=step, version=version), record)
-        sizes: list[int] = []
-        batch = Batch()
+        sizes, batch = list[int](), Batch()
         while len(sizes) < self._config.parameter_sync_step and self.bus.control.reason is None:
             batch = self._run_iteration(len(sizes), record)
             if not batch.groups:

@@ -191,3 +191,17 @@ def test_a_mapping_from_python_is_not_changed_and_must_be_plain(tmp_path: Path) 
     assert config.run.name == "mine"
     with pytest.raises(ConfigError, match="a configuration is plain data: Value 'object'"):
         config_from_mapping(source | {"seed": object()})
+
+
+def test_a_task_that_a_later_file_names_starts_anew_while_engines_share_their_options(tmp_path: Path) -> None:
+    first = written(tmp_path, PLUGINS)
+    other = written(tmp_path, "task: {use: reverse, letters: 4}\nrollout: {use: thread, workers: 2}\n", "other.yaml")
+    same = written(tmp_path, "task: {size: 9}\nrollout: {n: 4}\n", "same.yaml")
+
+    config = load_config(first, other)
+    assert (config.task.use, config.task.options) == ("reverse", {"letters": 4})
+    assert (config.rollout.use, config.rollout.options) == ("thread", {"n": 2, "workers": 2})
+
+    config = load_config(first, same)
+    assert (config.task.use, config.task.options) == ("sort_digits", {"digits": 3, "size": 9})
+    assert config.rollout.options == {"n": 4}

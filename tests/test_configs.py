@@ -14,7 +14,10 @@ from hooktrainer import build_trainer, load_config
 from hooktrainer.config import build_parts
 
 ROOT = Path(__file__).parent.parent
+SMALL = ("quickstart", "sync", "process")
 CONFIGS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*.yaml")])
+OVERLAYS = sorted(ROOT.glob("configs/tasks/*.yaml"))
+FAMILIES = sorted(set(ROOT.glob("configs/*.yaml")) - {ROOT / "configs" / f"{name}.yaml" for name in SMALL})
 TINY = ["trainer.total_steps=2", "plugins.validation.size=8"]
 
 
@@ -27,6 +30,15 @@ def test_a_shipped_configuration_composes_and_trains(
     config = load_config(path, overrides=TINY if has_validation else TINY[:1])
 
     assert build_trainer(config).fit().step == 2
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FAMILIES, ids=lambda path: path.name)
+def test_a_task_goes_on_top_of_every_family(path: Path, overlay: Path) -> None:
+    config, task = load_config(path), load_config(path, overlay)
+
+    assert task.task != config.task
+    assert (task.algorithm, task.critic, task.optim) == (config.algorithm, config.critic, config.optim)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

@@ -160,8 +160,8 @@ def test_a_place_that_cannot_be_written_exits_2(capsys: pytest.CaptureFixture[st
     assert "cannot be made" in capsys.readouterr().err
 
 
-def no_number(scores: torch.Tensor, _: object) -> torch.Tensor:
-    return torch.full_like(scores, float("nan"))
+def no_number(rewards: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(rewards, float("nan"))
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_update_with_one_message(

@@ -194,25 +194,33 @@ class TestWhatDoesNotFit:
 
 
 class TestSchedule:
-    DECAY = ("optim.lr=1.0", "optim.lr_decay_start=1", "optim.min_lr_ratio=0", "optim.grad_clip=1e-9")
+    DECAY = ("optim.lr=1.0", "optim.lr_decay_start=0", "optim.min_lr_ratio=0", "optim.grad_clip=1e-9")
 
     def lrs(self) -> list[float]:
         return [row["actor/lr"] for row in rows()]
 
     def test_it_goes_on_with_the_next_update(self) -> None:
         unbroken = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
-        sizes = ("trainer.parameter_sync_step=1", "trainer.train_batch_size=4", "optim.lr_decay_updates=10")
+        sizes = ("trainer.parameter_sync_step=1", "trainer.train_batch_size=4", "optim.lr_decay=10")
         fit(*self.DECAY, *sizes, "trainer.total_steps=5")
         fit(*self.DECAY, *sizes, "trainer.total_steps=10", RESUME)
 
         assert self.lrs() == pytest.approx(unbroken)
 
     def test_its_unit_is_the_update_whatever_the_length_of_a_step(self) -> None:
-        sizes = ("trainer.parameter_sync_step=4", "trainer.train_batch_size=16", "optim.lr_decay_updates=8")
+        sizes = ("trainer.parameter_sync_step=4", "trainer.train_batch_size=16", "optim.lr_decay=8")
         fit(*self.DECAY, *sizes, "trainer.total_steps=1")
         fit(*self.DECAY, *sizes, "trainer.total_steps=2", RESUME)
 
         assert self.lrs() == pytest.approx([0.625, 0.125])
+
+    def test_its_unit_can_be_the_step(self) -> None:
+        sizes = ("trainer.parameter_sync_step=4", "trainer.train_batch_size=16", "optim.lr_decay=2")
+        unit = "optim.lr_unit=step"
+        fit(*self.DECAY, *sizes, unit, "trainer.total_steps=1")
+        fit(*self.DECAY, *sizes, unit, "trainer.total_steps=2", RESUME)
+
+        assert self.lrs() == pytest.approx([1.0, 0.5])
 
 
 class TestEpochs:

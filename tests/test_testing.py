@@ -19,6 +19,7 @@ from hooktrainer.testing import (
     FakeBuffer,
     FakeBus,
     FakeEngine,
+    FakeKLControl,
     FakeLearner,
     FakePrompts,
     FakeRunState,
@@ -294,6 +295,7 @@ class TestOrderIndependence:
 def test_every_port_has_a_fake_that_fits_it() -> None:
     fakes = {
         port_types.Clock: ManualClock(),
+        port_types.KLControl: FakeKLControl(),
         port_types.Learner: FakeLearner(),
         port_types.PromptSource: FakePrompts(),
         port_types.ReplayBuffer: FakeBuffer(),

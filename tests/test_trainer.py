@@ -268,6 +268,18 @@ class TestStaleness:
 
         assert seen == [2, 2]
 
+    def test_the_learner_is_told_of_each_step_before_its_first_update(self) -> None:
+        seen: list[list[int]] = []
+
+        class Learner(FakeLearner):
+            def update(self, groups: Sequence[object]) -> Mapping[str, object]:
+                seen.append(list(self.steps))
+                return super().update(groups)
+
+        Run(cycles(2, total_steps=2), learner=Learner()).fit()
+
+        assert seen == [[1], [1], [1, 2], [1, 2]]
+
     def test_a_buffer_without_room_is_filled_after_the_next_sample(self) -> None:
         run = Run(cycles(2, total_steps=2, mini_batch=2, warmup=4), ports={"buffer": FakeBuffer(Limits(capacity=3))})
 

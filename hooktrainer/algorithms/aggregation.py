@@ -2,14 +2,21 @@
 
 Every mode is a sum over the answers at hand, divided by `Totals` of the whole mini-batch: the parts of any split into
 micro-batches and ranks add up to the same loss and gradient. A per-micro-batch mean would depend on the split, and is
-not offered. Shapes: B answers, T tokens. Masked positions may hold anything, NaN too.
+not offered. What a later filter rejects is a loss of 0 and shrinks no denominator: count before it.
+
+Shapes: B answers, T tokens, G prompts. Masked positions may hold anything, NaN too. A batch without a token gives 0.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import attrs
 import torch
 from torch import Tensor
+
+from hooktrainer.algorithms.masking import Reduce, lengths_of, on_one_rank, selected
+from hooktrainer.errors import ConfigError
 
 
 @attrs.frozen
@@ -20,23 +27,65 @@ class Totals:
     """Tokens with a mask."""
     sequences: int
     """Answers with at least one such token."""
+    prompt_tokens: tuple[int, ...] = ()
+    """Such tokens of each prompt, by the number of its group in the whole mini-batch."""
+
+    @property
+    def prompts(self) -> int:
+        """Prompts with at least one such token."""
+        return sum(count > 0 for count in self.prompt_tokens)
+
+    @classmethod
+    def of(cls, mask: Tensor, groups: Tensor, *, num_groups: int | None = None, reduce: Reduce = on_one_rank) -> Totals:
+        """Count a bool mask (B, T) whose answers belong to `groups` (B,), over all ranks that `reduce` adds up.
+
+        Groups are numbered through the whole mini-batch, `num_groups` of them; with several ranks it must be given.
+        """
+        lengths = mask.sum(dim=1)
+        if num_groups is None:
+            num_groups = int(groups.max()) + 1 if len(groups) else 0
+        counts = lengths.new_zeros(2 + num_groups)
+        counts[0], counts[1] = lengths.sum(), (lengths > 0).sum()
+        counts[2:].index_add_(0, groups, lengths)
+        tokens, sequences, *prompt_tokens = (int(count) for count in reduce(counts).tolist())
+        return cls(tokens, sequences, tuple(prompt_tokens))
+
+    def merge(self, other: Totals) -> Totals:
+        """Both parts of a mini-batch together."""
+        pairs = zip_longest(self.prompt_tokens, other.prompt_tokens, fillvalue=0)
+        return Totals(self.tokens + other.tokens, self.sequences + other.sequences, tuple(map(sum, pairs)))
 
 
 def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Mean over tokens: a long answer weighs more. Source: DAPO's code (2503.14476)."""
-    return _selected(values, mask).sum() / max(totals.tokens, 1)
+    """Mean over tokens: a long answer weighs more. Shapes (B, T), (B, T) -> (). Source: DAPO's code (2503.14476)."""
+    return selected(values, mask).sum() / max(totals.tokens, 1)
 
 
 def seq_mean_token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Mean over answers of their token means. Source: GRPO (2402.03300) eq. 3."""
-    lengths = mask.sum(dim=1).clamp(min=1)
-    return (_selected(values, mask).sum(dim=1) / lengths).sum() / max(totals.sequences, 1)
+    """Mean over answers of their token means. Shapes (B, T), (B, T) -> (). Source: GRPO (2402.03300) eq. 3."""
+    return (selected(values, mask) / lengths_of(mask)).sum() / max(totals.sequences, 1)
 
 
 def seq_mean_token_sum(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Mean over answers of their token sums."""
-    return _selected(values, mask).sum() / max(totals.sequences, 1)
+    """Mean over answers of their token sums. Shapes (B, T), (B, T) -> (). Source: verl."""
+    return selected(values, mask).sum() / max(totals.sequences, 1)
 
 
-def _selected(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, values, 0.0)
+def seq_mean_token_sum_norm(values: Tensor, mask: Tensor, totals: Totals, max_response_length: int) -> Tensor:
+    """Mean over answers of their token sums over a constant, the longest response that may be sampled.
+
+    Shapes (B, T), (B, T) -> (). The width of a batch would not do: it changes from batch to batch. Raises `ConfigError`
+    for a length below 1. Source: Dr.GRPO (2503.20783).
+    """
+    if max_response_length < 1:
+        raise ConfigError(f"max_response_length must be at least 1 token, found {max_response_length}")
+    return seq_mean_token_sum(values, mask, totals) / max_response_length
+
+
+def prompt_mean(values: Tensor, mask: Tensor, totals: Totals, groups: Tensor) -> Tensor:
+    """Mean over prompts of the token mean within a prompt. Shapes (B, T), (B, T), groups (B,) -> ().
+
+    Source: DAPO (2503.14476) eq. 8, which its code does not follow; ScaleRL (2510.13786).
+    """
+    tokens = torch.tensor(totals.prompt_tokens, device=values.device, dtype=values.dtype).clamp(min=1)
+    return (selected(values, mask) / tokens[groups][:, None]).sum() / max(totals.prompts, 1)

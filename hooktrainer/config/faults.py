@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean
+from hooktrainer.modules import described
 
 
 @attrs.frozen
@@ -74,13 +74,6 @@ class Faults:
 def shown(value: object) -> str:
     """A value and its type, as a fault shows it."""
     return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
-
-
-def described(error: BaseException) -> str:
-    """An error that nobody raised on purpose, with the line that it comes from."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
-    return f"{type(error).__name__}: {error} ({file}, line {line})"
 
 
 def first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """YAML files and `key=value` overrides into one plain dictionary; OmegaConf merges and interpolates.
 
-Later files win and replace lists whole. What leads nowhere is a fault, and `INVALID` in its place.
+Later files win and replace lists whole; a task or model that a later file names starts anew, without the options of the
+one before. What leads nowhere is a fault, and `INVALID` in its place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from hooktrainer.config.short_forms import spelled_out
 from hooktrainer.errors import ConfigError, did_you_mean
 
 _KINDS: Final[Mapping[type, str]] = {dict: "mapping", list: "list"}
+_APART: Final = ("task", "model")
+"""Sections whose options belong to what `use` names; engines share theirs."""
 _CHAIN: Final = 30
 """Interpolated mappings inside of each other; more go round in a circle, which OmegaConf does not notice."""
 
@@ -82,8 +85,20 @@ def _merged(layers: Sequence[DictConfig], paths: Sequence[Path]) -> DictConfig:
     for path, layer in zip(paths, layers, strict=True):
         _clashes(plain(merged), plain(layer), path, faults)
         faults.raise_if_any()
+        for key in _APART:
+            if _names_another(merged.get(key), layer.get(key)):
+                del merged[key]
         merged = OmegaConf.merge(merged, layer)  # type: ignore[assignment]
     return merged
+
+
+def _names_another(earlier: Any, later: Any) -> bool:
+    return (
+        isinstance(earlier, DictConfig)
+        and isinstance(later, DictConfig)
+        and "use" in later
+        and (plain(later)["use"] != plain(earlier).get("use"))
+    )
 
 
 def _clashes(earlier: Any, later: Any, path: Path, faults: Faults) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from hooktrainer.binding import STANDARD_PORTS, port_faults
+from hooktrainer.binding import PORTS_OF_A_CONFIG, port_faults
 from hooktrainer.config import registry
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import field_type, init_fields, key_paths, option_name
@@ -54,10 +54,11 @@ def assemble(named: Named, config: Config | Unread, faults: Faults) -> Parts:
         for key, kind in COMPONENTS.items()
     }
     _check_end(config, components["task"], faults)
+    _check_answers(config, components["rollout"], faults)
     enabled = [entry for entry in named.plugins if entry.enabled]
     built = [_entry(entry, config, attrs.evolve(faults, address=entry.address)) for entry in enabled]
     entries = [entry for entry in built if entry is not None]
-    faults.found.extend(fault for entry in entries for fault in port_faults(entry, STANDARD_PORTS))
+    faults.found.extend(fault for entry in entries for fault in port_faults(entry, PORTS_OF_A_CONFIG))
     plan = Plan()
     try:
         plan = Plan.build(entries, complete=named.complete and len(entries) == len(built))
@@ -95,6 +96,20 @@ def _check_resume(config: Config | Unread, plan: Plan, faults: Faults) -> None:
         if config.run.resume != "off" and not restores:
             text = f"{shown(str(config.run.resume))}, but no plugin restores anything. Add checkpoint to the plugins."
             faults.at("run.resume").add(text)
+
+
+def _check_answers(config: Config | Unread, rollout: Any, faults: Faults) -> None:
+    with suppress(AttributeError):
+        if rollout.n == 1 and config.algorithm.compares_answers:
+            text = (
+                f"'{config.algorithm.adv_estimator}' compares the answers of a prompt, so that with one every advantage"
+            )
+            faults.at("rollout.n").add(f"{text} is 0; sample more, or take reinforce_plus_plus or gae")
+    with suppress(AttributeError, TypeError):
+        buffer, longest = config.algorithm.overlong_buffer, rollout.max_response_length
+        if buffer is not None and buffer > longest:
+            text = f"a buffer of {buffer} tokens is longer than rollout.max_response_length = {longest}"
+            faults.at("algorithm.overlong_buffer").add(text)
 
 
 def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Entry | None:

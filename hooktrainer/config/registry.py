@@ -5,23 +5,18 @@ Short names come from the entry points of installed distributions; the built-in 
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import re
-import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
 import attrs
 
-from hooktrainer.config.faults import described
 from hooktrainer.errors import ConfigError, did_you_mean
+from hooktrainer.modules import load_module
 from hooktrainer.plugin import Plugin
 
 Kind: TypeAlias = Literal["plugins", "tasks", "models", "engines", "sinks"]
@@ -83,7 +78,7 @@ def resolve(kind: Kind, use: str) -> type:
         check_name(kind, use)
         target = known(kind)[use].target
     where, _, name = target.rpartition(":")
-    module = _load_file(Path(where)) if where.endswith(".py") else _import(where)
+    module = load_module(where)
     found = getattr(module, name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
@@ -118,36 +113,3 @@ def _check_sink(found: type, where: str) -> None:
 
 def _owner(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "an unnamed distribution"
-
-
-def _import(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(f"there is no module '{error.name}'; a file is named as in my_plugin.py:Class") from error
-        raise ConfigError(f"importing {name} failed: {described(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"importing {name} failed: {described(error)}") from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    """The module in a file, executed once whatever the number of classes that are taken from it."""
-    path = path.resolve()
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"hooktrainer_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if not path.is_file():
-        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
-        raise ConfigError(f"there is no file {path}.{near}")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where pickle, inspect and attrs look
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise ConfigError(f"importing {path} failed: {described(error)}") from error
-    return module

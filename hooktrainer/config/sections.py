@@ -14,7 +14,7 @@ from hooktrainer.config.named import Named, PluginEntry, Use
 from hooktrainer.config.registry import COMPONENTS
 from hooktrainer.config.schema import HINT
 from hooktrainer.errors import ConfigError, Fault
-from hooktrainer.learner.options import Optim
+from hooktrainer.learner.options import CriticOptions, Optim
 from hooktrainer.limits import Limits
 
 
@@ -35,6 +35,19 @@ def _holds_a_mini_batch(config: Config, _attribute: object, replay: Limits) -> N
     mini = config.trainer.ppo_mini_batch_size
     if replay.capacity is not None and replay.capacity < mini:
         raise ConfigError([Fault("capacity", f"{replay.capacity} groups cannot hold a mini-batch of {mini}")])
+
+
+def _has_its_critic(config: Config, _attribute: object, algorithm: Algorithm) -> None:
+    if algorithm.wants_a_critic and config.critic.use == "none":
+        text = f"{algorithm.adv_estimator} needs a critic, and critic.use is none; take value_head or model"
+        raise ConfigError([Fault("adv_estimator", text)])
+
+
+def _has_a_use(config: Config, _attribute: object, critic: CriticOptions) -> None:
+    if config.algorithm.wants_a_critic is False and critic.use != "none":
+        name = config.algorithm.adv_estimator
+        text = f"'{critic.use}' would be trained for nothing: algorithm.adv_estimator = {name} asks for no values"
+        raise ConfigError([Fault("use", text)])
 
 
 @attrs.frozen(kw_only=True)
@@ -85,10 +98,12 @@ class Config:
     """The policy that is trained."""
     rollout: Use
     """The engine that answers prompts, and how it samples."""
-    algorithm: Algorithm = attrs.field(factory=Algorithm)
+    algorithm: Algorithm = attrs.field(factory=Algorithm, validator=_has_its_critic)
     """How answers become a loss."""
     optim: Optim = attrs.field(factory=Optim)
     """How the loss becomes an update."""
+    critic: CriticOptions = attrs.field(factory=CriticOptions, validator=_has_a_use)
+    """What estimates returns, for the algorithms that need it."""
     trainer: TrainerConfig
     """How long the run is, and how its steps are cut."""
     replay: Limits = attrs.field(factory=Limits, validator=_holds_a_mini_batch)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from hooktrainer.algorithms.registry import FUNCTIONS
 from hooktrainer.config.registry import COMPONENTS
 from hooktrainer.events import snake_case
 
@@ -20,6 +21,9 @@ def spelled_out(data: Any, base: Path) -> Any:
     changed = {key: _spelled_out(data[key], base) for key in COMPONENTS if key in data}
     if isinstance(plugins, (list, tuple)):
         changed["plugins"] = [_spelled_out(item, base) for item in plugins]
+    if isinstance(algorithm := data.get("algorithm"), dict):
+        named = {key: _absolute(algorithm[key], base) for key in FUNCTIONS if key in algorithm}
+        changed["algorithm"] = algorithm | named
     return data | changed
 
 
@@ -28,11 +32,14 @@ def _spelled_out(item: Any, base: Path) -> Any:
         item = {"use": item}
     elif isinstance(item, dict) and list(item.values()) == [None] and "use" not in item:
         item = {"use": next(iter(item))}
-    use = item.get("use") if isinstance(item, dict) else None
+    return item | {"use": _absolute(item["use"], base)} if isinstance(item, dict) and "use" in item else item
+
+
+def _absolute(use: Any, base: Path) -> Any:
     if isinstance(use, str) and (found := _FILE_USE.fullmatch(use)):
         path = base.absolute() / Path(found["file"]).expanduser()
-        return item | {"use": f"{path}:{use.rpartition(':')[2]}"}
-    return item
+        return f"{path}:{use.rpartition(':')[2]}"
+    return use
 
 
 def instance_name(use: str) -> str:

@@ -6,14 +6,16 @@ Shapes: B answers, Q prompt tokens, T response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Self
 
 import attrs
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hooktrainer.groups import Group
+from hooktrainer.groups import Group, Prompt, Tokens, Trajectory
 
 
 @attrs.frozen(eq=False)
@@ -27,33 +29,48 @@ class PaddedBatch:
     responses: Tensor
     """Shape (B, T)."""
     mask: Tensor
-    """True on response tokens, shape (B, T)."""
+    """True on response tokens that are trained on, shape (B, T)."""
     behaviour: Tensor
-    """The sampler's log-probabilities; NaN where the mask is False, so that no use of them goes unnoticed. (B, T)."""
+    """The sampler's log-probabilities; NaN where there is no token, so that no use of them goes unnoticed. (B, T)."""
+    versions: Tensor
+    """Version that each token was sampled from; -1 where there is none, shape (B, T)."""
     scores: Tensor
-    """Shape (B,)."""
-    groups: Tensor
+    """What is known of whole answers is on the host, wherever the tokens are. Shape (B,)."""
+    groups: NDArray[np.int64]
     """Place of each answer's group, shape (B,)."""
+    prompt_lengths: NDArray[np.int64]
+    """Prompt tokens of each answer, shape (B,)."""
+    response_lengths: NDArray[np.int64]
+    """Response tokens of each answer, shape (B,)."""
+    lengths: NDArray[np.int64]
+    """Those that are trained on, shape (B,)."""
 
     @classmethod
-    def of(cls, groups: Sequence[Group], *, pad_id: int, device: torch.device) -> PaddedBatch:
-        """Pad and move the answers of these groups."""
-        rows = [(group, trajectory) for group in groups for trajectory in group.trajectories]
-        prompt_width = max((len(group.prompt.tokens) for group in groups), default=0)
-        response_width = max((len(trajectory.tokens) for _, trajectory in rows), default=0)
-        tokens = np.full((len(rows), prompt_width + response_width), pad_id, dtype=np.int64)
-        behaviour = np.full((len(rows), response_width), np.nan, dtype=np.float32)
-        for row, (group, trajectory) in enumerate(rows):
-            prompt, response = group.prompt.tokens, trajectory.tokens
-            tokens[row, prompt_width - len(prompt) : prompt_width] = prompt
-            tokens[row, prompt_width : prompt_width + len(response)] = response
-            behaviour[row, : len(response)] = trajectory.logprobs
-        lengths = np.array([len(trajectory.tokens) for _, trajectory in rows], dtype=np.int64)
-        left_pad = np.array([prompt_width - len(group.prompt.tokens) for group, _ in rows], dtype=np.int64)
-        place = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])
+    def of(
+        cls,
+        groups: Sequence[Group],
+        *,
+        pad_id: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        leaves_out_truncated: bool = False,
+    ) -> Self:
+        """Pad and move the answers of these groups; of none, one answer without a token, so that models have a row.
+
+        With `leaves_out_truncated` no token of an answer that was cut off is trained on; its score still counts.
+        """
+        groups = groups or [_without_tokens(pad_id)]
+        rows = [(group.prompt.tokens, trajectory) for group in groups for trajectory in group.trajectories]
+        prompt_lengths = np.array([len(prompt) for prompt, _ in rows], dtype=np.int64)
+        response_lengths = np.array([len(trajectory.tokens) for _, trajectory in rows], dtype=np.int64)
+        left_out = [leaves_out_truncated and trajectory.truncated for _, trajectory in rows]
+        lengths = np.where(left_out, 0, response_lengths)
+        prompt_width, response_width = int(prompt_lengths.max(initial=1)), int(response_lengths.max(initial=1))
+        tokens, behaviour, versions = _padded(rows, prompt_width, response_width, pad_id)
+        left_pad = prompt_width - prompt_lengths
         scores = np.array([trajectory.score for _, trajectory in rows], dtype=np.float32)
 
-        def moved(array: np.ndarray) -> Tensor:
+        def moved(array: NDArray[np.generic]) -> Tensor:
             return torch.from_numpy(array).to(device)
 
         return cls(
@@ -61,21 +78,33 @@ class PaddedBatch:
             left_pad=moved(left_pad) if left_pad.any() else None,
             responses=moved(tokens[:, prompt_width:]),
             mask=moved(np.arange(response_width) < lengths[:, None]),
-            behaviour=moved(behaviour),
-            scores=moved(scores),
-            groups=moved(place),
+            behaviour=moved(behaviour).to(dtype),
+            versions=moved(versions),
+            scores=torch.from_numpy(scores).to(dtype),
+            groups=np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups]),
+            prompt_lengths=prompt_lengths,
+            response_lengths=response_lengths,
+            lengths=lengths,
         )
 
-    def split(self, rows: int) -> Iterator[PaddedBatch]:
-        """Parts of at most `rows` answers, in order."""
-        for start in range(0, len(self.tokens), rows):
-            part = slice(start, start + rows)
-            yield PaddedBatch(
-                tokens=self.tokens[part],
-                left_pad=None if self.left_pad is None else self.left_pad[part],
-                responses=self.responses[part],
-                mask=self.mask[part],
-                behaviour=self.behaviour[part],
-                scores=self.scores[part],
-                groups=self.groups[part],
-            )
+
+def _padded(
+    rows: Sequence[tuple[Tokens, Trajectory]], prompt_width: int, response_width: int, pad_id: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """Tokens (B, Q + T), behaviour log-probabilities and versions (B, T)."""
+    tokens = np.full((len(rows), prompt_width + response_width), pad_id, dtype=np.int64)
+    behaviour = np.full((len(rows), response_width), np.nan, dtype=np.float32)
+    versions = np.full((len(rows), response_width), -1, dtype=np.int64)
+    for row, (prompt, trajectory) in enumerate(rows):
+        length = len(trajectory.tokens)
+        tokens[row, prompt_width - len(prompt) : prompt_width] = prompt
+        tokens[row, prompt_width : prompt_width + length] = trajectory.tokens
+        behaviour[row, :length] = trajectory.logprobs
+        versions[row, :length] = trajectory.versions
+    return tokens, behaviour, versions
+
+
+def _without_tokens(pad_id: int) -> Group:
+    nothing = np.empty(0, dtype=np.int64)
+    answer = Trajectory(tokens=nothing, logprobs=nothing.astype(np.float32), score=0.0, versions=nothing)
+    return Group(number=-1, stamp=0, prompt=Prompt("", np.array([pad_id])), trajectories=(answer,))

@@ -12,9 +12,11 @@ def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
     """Scores and lengths, under the names of verl.
 
     `response_length/clip_ratio` is the share of answers that the sampler cut off at its configured longest length: a
-    comparison with the longest answer of the batch could never be 0.
+    comparison with the longest answer of the batch could never be 0. Nothing is said of no answer.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if not trajectories:
+        return {}
     scores = [trajectory.score for trajectory in trajectories]
     responses = [len(trajectory.tokens) for trajectory in trajectories]
     prompts = [len(group.prompt.tokens) for group in groups for _ in group.trajectories]

@@ -1,46 +1,50 @@
-"""The learner of the GRPO and PPO family: one clipped policy-gradient update with AdamW."""
+"""The learner of the GRPO and PPO family: policy-gradient updates with AdamW, with or without a critic."""
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from functools import reduce
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from hooktrainer.algorithms import registry
-from hooktrainer.algorithms.aggregation import Totals
-from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 from hooktrainer.algorithms.options import Algorithm
 from hooktrainer.errors import NonFiniteError
 from hooktrainer.groups import Floats, Group, Tokens
 from hooktrainer.host import to_host
+from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.batch_metrics import batch_metrics
-from hooktrainer.learner.options import Optim
-from hooktrainer.learner.restore import restore_optimizer, restore_weights
-from hooktrainer.metrics import Last, Max, Mean, Min, Sum
+from hooktrainer.learner.critic import Critic
+from hooktrainer.learner.experience import Experience, Models, Preparation
+from hooktrainer.learner.finite import is_finite
+from hooktrainer.learner.forward import frozen_copy
+from hooktrainer.learner.kept import kept_state, restore
+from hooktrainer.learner.micro_batches import cuts
+from hooktrainer.learner.objective import Objective
+from hooktrainer.learner.options import CriticOptions, Optim
+from hooktrainer.learner.proximal import ProximalPolicy
+from hooktrainer.learner.ranks import Ranks
+from hooktrainer.learner.update_metrics import update_metrics
+from hooktrainer.metrics import Last, Metric, Sum
 from hooktrainer.models.lora import merged_state
-from hooktrainer.models.policy import Policy, full_state
 from hooktrainer.models.scoring import token_logprobs
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights
 
-_REMEDIES: Final = (
-    "Try a lower `optim.lr`, a longer `optim.lr_warmup_updates` or a lower `optim.grad_clip`; if the loss alone is not "
-    "finite, look at the scores and the sampler's log-probabilities."
-)
-
 
 class PolicyGradientLearner:
-    """Trains one module on groups of scored answers.
+    """Trains one module on groups of scored answers, and a critic beside it if there is one.
 
-    The proximal policy is the sampler itself: the ratio of a token is current / behaviour, from the log-probabilities
-    that the sampler returned, whatever the staleness of the group.
+    `iterations_per_step` is P; `max_response_length` is what the sampler allows, which overlong shaping and the
+    aggregation by a constant length need. Raises `ConfigError` if an algorithm asks for something that is not there.
     """
+
+    skips_nonfinite: bool = False
+    """Whether an update whose loss or gradient is not finite is passed over and counted, instead of raised."""
 
     def __init__(
         self,
@@ -48,134 +52,149 @@ class PolicyGradientLearner:
         *,
         algorithm: Algorithm,
         optim: Optim,
+        critic: CriticOptions | None = None,
         temperature: float = 1.0,
         pad_id: int = 0,
+        max_response_length: int | None = None,
+        iterations_per_step: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.skips_nonfinite = False
+        critic, self._ranks = critic or CriticOptions(), ranks or Ranks()
         self._module = policy.train()
-        self._temperature = temperature
         self._pad_id = pad_id
-        self._optim = optim
-        self._parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=optim.lr,
-            betas=(optim.beta1, optim.beta2),
-            weight_decay=optim.weight_decay,
-            fused=True,
-        )
+        self._algorithm, self._optim, self._critic = algorithm, optim, critic
+        self._models = _models(policy, algorithm, critic, temperature, iterations_per_step)
+        self._prepare = Preparation(algorithm, self._models, max_response_length=max_response_length, ranks=self._ranks)
+        self._objective = Objective(algorithm, critic, self._models, max_response_length=max_response_length)
+        self._optimizers = {"actor": AdamW(policy, optim, optim.lr, self._ranks)}
+        if self._models.critic is not None:
+            self._optimizers["critic"] = AdamW(self._models.critic, optim, critic.lr or optim.lr, self._ranks)
         self._updates = 0
-        self._entropy_coeff = algorithm.entropy_coeff
-        self._advantages = registry.resolve(algorithm.adv_estimator, registry.ADVANTAGE_ESTIMATORS)
-        self._token_loss = partial(
-            registry.resolve(algorithm.policy_loss, registry.POLICY_LOSSES),
-            clip_ratio_low=algorithm.clip_ratio_low,
-            clip_ratio_high=algorithm.clip_ratio_high,
-        )
-        self._aggregate = registry.resolve(algorithm.loss_agg_mode, registry.LOSS_AGG_MODES)
-        self._is_token_mean = algorithm.loss_agg_mode == "token-mean"
+        self._step = 1
+        self.kl_coeff = algorithm.kl_coeff
+        """Weight of the divergence from the reference model; it may be changed between updates if it was not 0."""
+
+    def start_step(self, step: int) -> None:
+        """The weights of now are the proximal policy until the next call."""
+        self._step = step
+        self._models.proximal.start_step(step)
 
     def weights(self) -> Weights:
         """What engines get: parameters and buffers by name, adapters merged into their base. Not a copy."""
         return merged_state(self._module)
 
     def trainable(self) -> Weights:
-        """What the optimizer changes. Not a copy."""
+        """What the optimizer changes of the policy. Not a copy."""
         return {name: tensor.detach() for name, tensor in self._module.named_parameters() if tensor.requires_grad}
 
     def logprobs(self, tokens: Tokens) -> Floats:
         """Log-probability of each token given those before it, (L,) -> (L - 1,), at sampling temperature."""
-        return token_logprobs(self._module, tokens, self._temperature)
+        return token_logprobs(self._module, tokens, self._models.temperature)
 
-    def state_dict(self) -> Mapping[str, object]:
-        """Weights, optimizer and the place in the schedule of the learning rate. Not a copy."""
-        optimizer = self._optimizer.state_dict()["state"]
-        return {"weights": dict(full_state(self._module)), "optimizer": optimizer, "updates": self._updates}
+    def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
+        """Make `ppo_epochs` optimizer updates of one mini-batch; returns metrics.
+
+        Raises `NonFiniteError`, and leaves the weights as they were, if the loss or the gradient is NaN or infinite;
+        with `skips_nonfinite` that is counted as `actor/skipped_updates` instead.
+        """
+        batch = PaddedBatch.of(
+            groups,
+            pad_id=self._pad_id,
+            device=self._device,
+            dtype=torch.float64 if self._dtype == torch.float64 else torch.float32,
+            leaves_out_truncated=self._algorithm.overlong_filtering,
+        )
+        parts = cuts(batch, size=self._optim.micro_batch_size, tokens=self._optim.micro_batch_tokens)
+        try:
+            made = self._prepare(batch, parts, kl_coeff=self.kl_coeff)
+        except NonFiniteError:  # a score
+            if not self.skips_nonfinite:
+                raise
+            return {**batch_metrics(groups), "actor/skipped_updates": Sum(1)}
+        found = reduce(_merged, [self._make_update(made) for _ in range(self._algorithm.ppo_epochs)])
+        return {**batch_metrics(groups), **found}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that training goes on from, taken between two steps. Nothing in it is a copy."""
+        numbers = {"updates": self._updates, "step": self._step, "kl_coeff": self.kl_coeff}
+        return {**numbers, **kept_state(self._models, self._optimizers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave. Raises `CheckpointError`, and changes nothing, if it is another model's."""
-        restore_weights(full_state(self._module), state["weights"])
-        restore_optimizer(self._optimizer, state["optimizer"])
-        self._updates = state["updates"]
+        restore(self._models, self._optimizers, state)
+        self._updates, self.kl_coeff = int(state["updates"]), float(state["kl_coeff"])
+        self.start_step(int(state["step"]))
 
-    def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
-        """Make one optimizer update; returns metrics.
+    @property
+    def _device(self) -> torch.device:
+        return next(self._module.parameters()).device
 
-        If the loss or the gradient is NaN or infinite, weights, optimizer and schedule stay as they were, and
-        `NonFiniteError` is raised, or with `skips_nonfinite` counted.
-        """
-        batch = PaddedBatch.of(groups, pad_id=self._pad_id, device=self._parameters[0].device)
-        lengths = [len(trajectory.tokens) for group in groups for trajectory in group.trajectories]
-        totals = Totals(tokens=sum(lengths), sequences=sum(length > 0 for length in lengths))
-        advantages = self._advantages(batch.scores, batch.groups)
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self._module.parameters()).dtype
 
-        self._optimizer.zero_grad(set_to_none=True)
-        sums = self._accumulate_gradients(batch, advantages, totals)
-        sums["grad_norm"] = nn.utils.clip_grad_norm_(self._parameters, self._optim.grad_clip)
-        spread = {"advantages": advantages.sum(), "highest": advantages.max(), "lowest": advantages.min()}
-        values = cast("dict[str, float]", to_host(sums | spread))
-        lr = self._set_lr()
-        skipped = {"actor/skipped_updates": Sum(0)} if self.skips_nonfinite else {}
-        if self.skips_nonfinite and not _is_finite(values):
-            return {**batch_metrics(groups), "actor/skipped_updates": Sum(1)}
-        _check_finite(values, lr)
-        self._optimizer.step()
-        self._updates += 1
-        loss_weight = totals.tokens if self._is_token_mean else totals.sequences
-        return {
-            **batch_metrics(groups),
-            **skipped,
-            "actor/pg_loss": Mean(values.pop("pg_loss") * loss_weight, loss_weight),
-            "actor/grad_norm": Mean(values.pop("grad_norm"), 1),
-            "actor/lr": Last(lr),
-            "critic/advantages/mean": Mean(values.pop("advantages"), len(lengths)),
-            "critic/advantages/max": Max(values.pop("highest")),
-            "critic/advantages/min": Min(values.pop("lowest")),
-            **{f"actor/{key}": Mean(total, totals.tokens) for key, total in values.items()},
-        }
+    def _make_update(self, made: Experience) -> Mapping[str, Metric]:
+        """One optimizer update."""
+        sums = self._ranks.add_up(self._accumulate_gradients(made))
+        norms = {f"{name}/grad_norm": optimizer.clip() for name, optimizer in self._optimizers.items()}
+        values = cast("dict[str, float]", to_host(sums | norms | made.extremes()))
+        rates = self._rates()
+        skipped = not is_finite(values, rates, raises=not self.skips_nonfinite)
+        if not skipped:
+            for name, optimizer in self._optimizers.items():
+                if rates[name]:
+                    optimizer.step(rates[name])
+            self._updates += 1
+            self._models.proximal.updated()
+        found: dict[str, Metric] = {f"{name}/lr": Last(rate) for name, rate in rates.items()}
+        if self._models.reference is not None:
+            found["actor/kl_coef"] = Last(self.kl_coeff)
+        if self.skips_nonfinite:
+            found["actor/skipped_updates"] = Sum(int(skipped))
+        if not skipped:
+            found |= update_metrics(values, made.totals, self._algorithm.loss_agg_mode)
+        return found
 
-    def _accumulate_gradients(self, batch: PaddedBatch, advantages: Tensor, totals: Totals) -> dict[str, Tensor]:
-        """Add up gradients over micro-batches; returns the loss, and the sums over tokens of what is to be reported."""
-        sums: dict[str, Tensor] = {}
-        rows = self._optim.micro_batch_size or len(batch.tokens)
-        for part, part_advantages in zip(batch.split(rows), torch.split(advantages, rows), strict=True):
-            loss, stats = self._loss(part, part_advantages, totals)
+    def _accumulate_gradients(self, made: Experience) -> dict[str, Tensor]:
+        """Add up gradients over micro-batches; returns shares of losses, and sums over tokens."""
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad()
+        sums = made.sums()
+        for cut in made.cuts:
+            loss, stats = self._objective(made, cut, kl_coeff=self.kl_coeff)
             loss.backward()  # type: ignore[no-untyped-call]
             for key, value in stats.items():
                 sums[key] = sums[key] + value if key in sums else value
         return sums
 
-    def _loss(self, batch: PaddedBatch, advantages: Tensor, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
-        model = cast("Policy", self._module)
-        logits = model(batch.tokens[:, :-1], batch.left_pad, logits_to_keep=batch.responses.shape[1])
-        policy = log_policy(logits, self._temperature)
-        result = self._token_loss(of_tokens(policy, batch.responses), batch.behaviour, advantages[:, None], batch.mask)
-        pg_loss = self._aggregate(result.loss, batch.mask, totals)
-        loss = pg_loss
-        if self._entropy_coeff:
-            entropies = entropy(policy)
-            loss = pg_loss - self._entropy_coeff * self._aggregate(entropies, batch.mask, totals)
-        else:
-            entropies = entropy(policy.detach())
-        stats = {**result.stats, "entropy": entropies.detach()}
-        sums = {key: torch.where(batch.mask, value, 0.0).sum() for key, value in stats.items()}
-        return loss, {"pg_loss": pg_loss.detach(), **sums}
-
-    def _set_lr(self) -> float:
-        lr = self._optim.lr_of(self._updates + 1)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        return lr
+    def _rates(self) -> dict[str, float]:
+        """Learning rates of the next update; 0 for a policy that waits for its critic."""
+        unit = self._step if self._optim.lr_unit == "step" else self._updates + 1
+        rates = {name: optimizer.lr(unit) for name, optimizer in self._optimizers.items()}
+        if "critic" in rates and self._updates < self._critic.warmup_updates:
+            rates["actor"] = 0.0
+        return rates
 
 
-def _is_finite(values: Mapping[str, float]) -> bool:
-    return math.isfinite(values["pg_loss"]) and math.isfinite(values["grad_norm"])
+def _models(
+    policy: nn.Module, algorithm: Algorithm, critic: CriticOptions, temperature: float, iterations_per_step: int
+) -> Models:
+    own = copy.deepcopy(policy) if critic.use == "model" else None
+    return Models(
+        policy=policy,
+        proximal=ProximalPolicy(
+            algorithm.proximal_policy,
+            policy,
+            iterations_per_step=iterations_per_step,
+            ppo_epochs=algorithm.ppo_epochs,
+        ),
+        reference=frozen_copy(policy) if algorithm.kl_coeff else None,
+        critic=None if critic.use == "none" else Critic(policy, own),
+        temperature=temperature,
+    )
 
 
-def _check_finite(values: Mapping[str, float], lr: float) -> None:
-    for key in ("pg_loss", "grad_norm"):
-        if not math.isfinite(values[key]):
-            raise NonFiniteError(
-                f"actor/{key} is {values[key]}: no update was made (actor/pg_loss {values['pg_loss']}, "
-                f"actor/grad_norm {values['grad_norm']}, actor/lr {lr:g}). {_REMEDIES}"
-            )
+def _merged(first: Mapping[str, Metric], second: Mapping[str, Metric]) -> Mapping[str, Metric]:
+    """Metrics of two optimizer updates of one mini-batch."""
+    both = first.keys() & second.keys()
+    return {**first, **second, **{key: first[key].merge(second[key]) for key in both}}

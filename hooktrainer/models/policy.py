@@ -48,6 +48,25 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class Trunk(Protocol):
+    """What a model has beside that if a critic is to read its hidden states."""
+
+    width: int
+    """Numbers in one state."""
+
+    def hidden(self, tokens: Tensor, left_pad: Tensor | None = None, *, states_to_keep: int | None = None) -> Tensor:
+        """States behind each token, shape (B, L, width), of the last `states_to_keep` positions only if that is given.
+
+        `tokens` and `left_pad` are those of `Policy`.
+        """
+        ...
+
+    def project(self, states: Tensor) -> Tensor:
+        """The logits that a call would give, from states, shape (..., width) -> (..., V)."""
+        ...
+
+
 def full_state(module: nn.Module) -> Mapping[str, Tensor]:
     """All parameters and buffers by name, detached, not copied.
 

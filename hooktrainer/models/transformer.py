@@ -79,6 +79,7 @@ class Transformer(nn.Module):
         if positions == "rotary":
             self.register_buffer("rotary", rotary_table(max_length, width // heads), persistent=False)
         self.rotary: Tensor
+        self.width = width
         self._max_length = max_length
         self._cache_shape = (layers, 2, heads, width // heads)
 
@@ -104,9 +105,17 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, left_pad: Tensor | None = None, *, logits_to_keep: int | None = None) -> Tensor:
         """Logits of the next token, shape (B, L, V); see `models.policy.Policy`."""
+        return self.project(self.hidden(tokens, left_pad, states_to_keep=logits_to_keep))
+
+    def hidden(self, tokens: Tensor, left_pad: Tensor | None = None, *, states_to_keep: int | None = None) -> Tensor:
+        """States behind each token, shape (B, L, width); see `models.policy.Trunk`."""
         places, mask = self._padded_places(tokens.shape[1], left_pad)
         stream = self._read(tokens, places, mask)
-        return self._logits(stream if logits_to_keep is None else stream[:, stream.shape[1] - logits_to_keep :])
+        return self.norm(stream if states_to_keep is None else stream[:, stream.shape[1] - states_to_keep :])  # type: ignore[no-any-return]
+
+    def project(self, states: Tensor) -> Tensor:
+        """Logits of the next token from states, shape (..., width) -> (..., V)."""
+        return self.head(states)  # type: ignore[no-any-return]
 
     def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: KVCache) -> Tensor:
         """Read texts into an empty cache; logits of the token behind each, shape (B, V)."""
@@ -115,7 +124,7 @@ class Transformer(nn.Module):
         stream = self._read(tokens, places, None, cache)
         cache.lengths = list(lengths)
         last = torch.tensor(lengths, device=stream.device) - 1
-        return self._logits(stream[torch.arange(len(tokens), device=stream.device), last])
+        return self.project(self.norm(stream[torch.arange(len(tokens), device=stream.device), last]))
 
     def decode(self, tokens: Tensor, cache: KVCache) -> Tensor:
         """Read one more token of every row of a cache; logits of the token behind it, shape (B, V)."""
@@ -123,7 +132,7 @@ class Transformer(nn.Module):
         places, mask = cache.next_places()
         stream = self._read(tokens[:, None], places, mask, cache)
         cache.lengths = [length + 1 for length in cache.lengths]
-        return self._logits(stream[:, 0])
+        return self.project(self.norm(stream[:, 0]))
 
     def _read(self, tokens: Tensor, places: Tensor, mask: Tensor | None, cache: KVCache | None = None) -> Tensor:
         stream = self.embedding(tokens)
@@ -136,9 +145,6 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self.layers):
             stream = layer(stream, rotation, mask, None if cache is None else partial(cache.extend, index))
         return stream  # type: ignore[no-any-return]
-
-    def _logits(self, stream: Tensor) -> Tensor:
-        return self.head(self.norm(stream))  # type: ignore[no-any-return]
 
     def _padded_places(self, length: int, left_pad: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Places of tokens in their rows, (B or 1, L), and which keys they see, (B, 1, L, L)."""

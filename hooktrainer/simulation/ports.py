@@ -195,6 +195,9 @@ class SimulatedLearner:
         self.batches: list[tuple[int, ...]] = []
         """Dispatch numbers of every update."""
 
+    def start_step(self, step: int) -> None:
+        """Nothing is kept."""
+
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Let the time of one mini-batch pass."""
         seconds = self._seconds(len(self.batches))

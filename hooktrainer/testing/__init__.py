@@ -12,6 +12,7 @@ from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
 from hooktrainer.testing.fake_state import FakeRunState
 from hooktrainer.testing.fakes import (
     FakeBuffer,
+    FakeKLControl,
     FakeLearner,
     FakePrompts,
     FakeSink,
@@ -23,6 +24,7 @@ __all__ = [
     "FakeBuffer",
     "FakeBus",
     "FakeEngine",
+    "FakeKLControl",
     "FakeLearner",
     "FakePrompts",
     "FakeRunState",

@@ -17,11 +17,13 @@ from hooktrainer.errors import PlanError
 from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.hooks import Entry, handlers_of
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
+from hooktrainer.ports import KLControl
 from hooktrainer.run_state import RunPlace
 from hooktrainer.testing.fake_bus import STANDARD, FakeBus
 from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
 from hooktrainer.testing.fakes import (
     FakeBuffer,
+    FakeKLControl,
     FakeLearner,
     FakePrompts,
     FakeSink,
@@ -148,5 +150,6 @@ def fake_ports(**given: Any) -> Ports:
         "transport": FakeTransport(),
         "prompts": FakePrompts(),
         "clock": ManualClock(),
+        "extra": {KLControl: FakeKLControl()},
     }
     return Ports(**{**fakes, **given})

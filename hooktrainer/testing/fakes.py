@@ -41,6 +41,8 @@ class FakeLearner:
         self.skips_nonfinite = False
         self.batches: list[tuple[Group, ...]] = []
         """The groups of every update."""
+        self.steps: list[int] = []
+        """Every step that was started."""
 
         self._updates_before = 0
 
@@ -48,6 +50,10 @@ class FakeLearner:
     def updates(self) -> int:
         """Updates made, those before a restart included."""
         return self._updates_before + len(self.batches)
+
+    def start_step(self, step: int) -> None:
+        """Remember the step."""
+        self.steps.append(step)
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Remember the batch and report the next metrics; nothing once they are used up."""
@@ -73,8 +79,15 @@ class FakeLearner:
         self._updates_before = state["updates"] - len(self.batches)
 
 
+@attrs.define
+class FakeKLControl:
+    """A coefficient in the open."""
+
+    kl_coeff: float = 0.1
+
+
 class FakeBuffer(GroupBuffer):
-    """The real buffer, which needs no trainer either; it raises if its ledger is off, and its policy is in the open."""
+    """The real buffer, which needs no trainer either; it raises if its ledger is off, and what it was given is open."""
 
     def __init__(self, limits: Limits | None = None, *, clock: Clock | None = None) -> None:
         super().__init__(limits, clock=clock, strict=True)
@@ -83,6 +96,11 @@ class FakeBuffer(GroupBuffer):
     def policy(self) -> StalenessPolicy:
         """What the staleness plugin handed over."""
         return self._policy
+
+    @property
+    def filter(self) -> Callable[[Group], bool]:
+        """What decides which finished groups are wanted."""
+        return self._filter
 
 
 class FakePrompts:

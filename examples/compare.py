@@ -1,0 +1,163 @@
+"""Compare configurations over seeds: a table of final scores, and a figure of the curves.
+
+    python examples/compare.py examples/studies/algorithms.yaml --seeds 0 1 2 --jobs 2
+    python examples/compare.py examples/studies/stale_data.yaml --seeds 0 1 2 --figure stale_data.svg
+
+A study names for each of its runs the configuration files, later ones on top, and overrides. Every run is a process of
+its own; runs that are there already are read, not repeated. The figure needs matplotlib: `pip install
+"hooktrainer[plot]"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml  # type: ignore[import-untyped]
+
+METRIC = "val/score/mean"
+EXACT = "val/exact_match/mean"
+
+
+@attrs.frozen
+class Variant:
+    """One line of the table."""
+
+    name: str
+    configs: tuple[Path, ...]
+    overrides: tuple[str, ...]
+
+
+@attrs.frozen
+class Run:
+    """What one seed of a variant came to."""
+
+    steps: tuple[int, ...]
+    scores: tuple[float, ...]
+    exact: float
+    cpu_seconds: float
+    """Of all threads and worker processes; unlike the time on the clock, not stretched by other work on the machine."""
+
+
+def read_study(path: Path) -> list[Variant]:
+    """The variants of a study; configurations are relative to its file."""
+    study = yaml.safe_load(path.read_text(encoding="utf-8"))
+    always = study.get("overrides", [])
+    return [
+        Variant(
+            name,
+            tuple((path.parent / config).resolve() for config in [*study.get("configs", []), *run.get("configs", [])]),
+            (*always, *run.get("overrides", [])),
+        )
+        for name, run in study["runs"].items()
+    ]
+
+
+def train(variant: Variant, seed: int, runs: Path) -> Run:
+    """The run of one seed; trained unless it is there, whole."""
+    folder = f"{''.join(c if c.isalnum() else '_' for c in variant.name)}-{seed}"
+    done = runs / folder / "cpu_seconds"
+    if not done.exists():
+        command = [sys.executable, "-m", "hooktrainer", "fit", *map(str, variant.configs), *variant.overrides]
+        command += [f"seed={seed}", f"run.dir={runs}", f"run.name={folder}"]
+        code, said, cpu_seconds = finished(command)
+        if code:
+            raise SystemExit(f"{variant.name}, seed {seed}: exit {code}\n{said}")
+        done.write_text(f"{cpu_seconds}\n")
+    found = read_run(runs / folder)
+    print(f"{variant.name}, seed {seed}: {found.scores[-1]:.3f} after {found.cpu_seconds:.0f} s of CPU", flush=True)
+    return found
+
+
+def finished(command: Sequence[str]) -> tuple[int, str, float]:
+    """Exit code of a command, what it said on stderr, and the seconds of CPU that it and its children took."""
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)  # noqa: S603 (our own command)
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        return child.returncode, errors.read(), used.ru_utime + used.ru_stime
+
+
+def read_run(folder: Path) -> Run:
+    """The validations of a run, and what it took."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    judged = [row for row in rows if METRIC in row]
+    return Run(
+        steps=tuple(row["step"] for row in judged),
+        scores=tuple(row[METRIC] for row in judged),
+        exact=judged[-1][EXACT],
+        cpu_seconds=float((folder / "cpu_seconds").read_text()),
+    )
+
+
+def table(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> str:
+    """Markdown: final scores by seed, their mean and standard deviation, exact answers and time."""
+    titles = ["run", *(f"seed {seed}" for seed in seeds), "mean ± std", "exact", "CPU s"]
+    lines = [titles, ["---"] * len(titles)]
+    for name, of_seeds in runs.items():
+        final = [run.scores[-1] for run in of_seeds]
+        spread = f" ± {statistics.stdev(final):.3f}" if len(final) > 1 else ""
+        exact = statistics.mean(run.exact for run in of_seeds)
+        seconds = statistics.mean(run.cpu_seconds for run in of_seeds)
+        scores = [f"{score:.3f}" for score in final]
+        lines.append([name, *scores, f"{statistics.mean(final):.3f}{spread}", f"{exact:.3f}", f"{seconds:.0f}"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw(runs: Mapping[str, Sequence[Run]], path: Path) -> None:
+    """Mean score over the steps, with the range over the seeds."""
+    import matplotlib as mpl  # type: ignore[import-not-found, unused-ignore]
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt  # type: ignore[import-not-found, unused-ignore]
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, of_seeds in runs.items():
+        columns = list(zip(*(run.scores for run in of_seeds), strict=True))
+        steps: Any = of_seeds[0].steps
+        (line,) = axes.plot(steps, [statistics.mean(column) for column in columns], label=name)
+        axes.fill_between(steps, list(map(min, columns)), list(map(max, columns)), alpha=0.15, color=line.get_color())
+    axes.set(xlabel="step", ylabel="held-out score")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+    print(f"drawn: {path}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the study and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path)
+    parser.add_argument("overrides", nargs="*", help="key=value, for every run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--runs", type=Path, help="where runs are kept (default: runs/STUDY)")
+    parser.add_argument("--figure", type=Path, help="draw the curves into this file")
+    args = parser.parse_args(argv)
+    runs = (args.runs or Path("runs") / args.study.stem).resolve()
+    variants = [
+        attrs.evolve(variant, overrides=(*variant.overrides, *args.overrides)) for variant in read_study(args.study)
+    ]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        pending = {
+            variant.name: [pool.submit(train, variant, seed, runs) for seed in args.seeds] for variant in variants
+        }
+        found = {name: [future.result() for future in futures] for name, futures in pending.items()}
+    print(table(found, args.seeds))
+    if args.figure:
+        draw(found, args.figure)
+
+
+if __name__ == "__main__":
+    main()

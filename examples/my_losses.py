@@ -1,0 +1,111 @@
+"""Policy losses of one's own: YAML names them as `my_losses.py:sapo`, and each is called with what it asks for.
+
+Inputs: `logprobs` (current policy), `proximal` (start of the step), `behaviour` (the sampler) and `advantages`, all of
+shape (B, T), and the bool `mask` (B, T). A keyword-only parameter with a default is an option, set by
+`algorithm.policy_loss_args`, or by the key of `algorithm` that has its name. Where the mask is False anything may
+stand, NaN too: select, do not multiply by 0.
+"""
+
+import torch
+from torch import Tensor
+
+from hooktrainer.algorithms.masking import lengths_of, log_ratio_of, ratio_of, selected
+from hooktrainer.algorithms.policy_losses import TokenLoss, ppo_clip
+
+
+def sapo(
+    logprobs: Tensor,
+    proximal: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+) -> TokenLoss:
+    """-(4 / τ) sigmoid(τ (r - 1)) A: a gate that closes softly, where a clip would cut.
+
+    τ is `tau_pos` where A > 0, else `tau_neg`. Goes with `seq-mean-token-mean`. Source: SAPO (2511.20347).
+    """
+    log_ratio, advantages = log_ratio_of(logprobs, proximal, mask), selected(advantages, mask)
+    tau = torch.where(advantages > 0, tau_pos, tau_neg)
+    gate = 4 / tau * torch.sigmoid(tau * (ratio_of(log_ratio) - 1))
+    return TokenLoss(-gate * advantages, {"ppo_kl": -log_ratio.detach()})
+
+
+def dppo_binary_tv(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    tv_low: float = 0.2,
+    tv_high: float = 0.2,
+    kl_tau: float = 1e-3,
+) -> TokenLoss:
+    """-keep A ρ + kl_tau log² ρ with ρ = current / behaviour policy: a bound on how far a probability moves.
+
+    Not kept is what has A > 0 and a probability `tv_high` above the sampler's, or A <= 0 and one `tv_low` below it.
+    Source: DPPO with binary total variation, as in prime-rl.
+    """
+    log_ratio, advantages = log_ratio_of(logprobs, behaviour, mask), selected(advantages, mask)
+    with torch.no_grad():
+        moved = selected(logprobs, mask).exp() - selected(behaviour, mask).exp()
+        keep = ~torch.where(advantages > 0, moved > tv_high, moved < -tv_low)
+    loss = torch.where(keep, -advantages * ratio_of(log_ratio), 0.0) + kl_tau * log_ratio**2
+    return TokenLoss(loss, {"pg_clipfrac": (mask & ~keep).to(loss.dtype)})
+
+
+def m2po(
+    logprobs: Tensor,
+    proximal: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_ratio_low: float = 0.2,
+    clip_ratio_high: float = 0.2,
+    m2_tau: float = 0.04,
+) -> TokenLoss:
+    """PPO clip without the tokens that have moved furthest from the sampler: the mean of log² ρ stays below `m2_tau`.
+
+    ρ is proximal / behaviour policy. If no token would be left, the one that moved least is. Tokens are compared within
+    a micro-batch, so that `optim.micro_batch_size` matters. Source: M2PO (2510.01161), as in AReaL, but a dropped token
+    stays in the denominators.
+    """
+    result = ppo_clip(
+        logprobs, proximal, advantages, mask, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high
+    )
+    moment = torch.where(mask, log_ratio_of(proximal, behaviour, mask).detach() ** 2, torch.inf).flatten()
+    order = moment.argsort(stable=True)
+    running = moment[order].cumsum(0) / torch.arange(1, len(moment) + 1, device=moment.device)
+    kept = order[: max(int((running < m2_tau).sum()), 1)]
+    keep = torch.zeros_like(moment, dtype=torch.bool).index_fill(0, kept, value=True).view(mask.shape) & mask
+    return _only(keep, result, mask)
+
+
+def opsm(
+    logprobs: Tensor,
+    proximal: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_ratio_low: float = 0.2,
+    clip_ratio_high: float = 0.2,
+    opsm_delta: float = 0.1,
+) -> TokenLoss:
+    """PPO clip without answers that are worse than expected and that the current policy would hardly give any more.
+
+    Dropped is what has A < 0, in an answer whose mean of log(behaviour / current policy) is above `opsm_delta`. Source:
+    DeepSeek-V3.2 (2512.02556).
+    """
+    result = ppo_clip(
+        logprobs, proximal, advantages, mask, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high
+    )
+    gone = log_ratio_of(behaviour, logprobs, mask).detach().sum(dim=1, keepdim=True) / lengths_of(mask)
+    return _only(mask & ~((selected(advantages, mask) < 0) & (gone > opsm_delta)), result, mask)
+
+
+def _only(keep: Tensor, result: TokenLoss, mask: Tensor) -> TokenLoss:
+    dropped = (mask & ~keep).to(result.loss.dtype)
+    return TokenLoss(torch.where(keep, result.loss, 0.0), {**result.stats, "pg_dropfrac": dropped})

@@ -1,0 +1,35 @@
+"""Criteria of rejection and the bounds that they take, known without importing torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from hooktrainer.errors import did_you_mean
+
+CRITERIA: Final = (
+    *(f"{scope}_k{kind}" for scope in ("token", "seq_sum", "seq_mean") for kind in (1, 2, 3)),
+    "seq_max_k2",
+    "seq_max_k3",
+)
+"""A scope, and an estimate of the divergence of a token."""
+
+
+def criterion_fault(key: str, bound: Any) -> str:
+    """What is wrong with one criterion and its bound; empty if nothing is."""
+    if key not in CRITERIA:
+        return f"unknown criterion '{key}'; there are {', '.join(CRITERIA)}.{did_you_mean(key, CRITERIA)}"
+    if not key.endswith("k1"):
+        limit = _is_number(bound) and 0 <= bound < math.inf
+        return "" if limit else f"expected an upper limit, a number of at least 0, found {_plain(bound)}"
+    pair = isinstance(bound, (tuple, list)) and len(bound) == 2 and all(map(_is_number, bound))
+    right = pair and 0 <= bound[0] <= bound[1]
+    return "" if right else f"expected the bounds [low, high] of the ratio, 0 <= low <= high, found {_plain(bound)}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _plain(bound: Any) -> str:
+    return str(list(bound)) if isinstance(bound, tuple) else str(bound)

@@ -1,0 +1,87 @@
+"""Train only on groups whose answers differ in their scores, and replace the others: dynamic sampling of DAPO."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import Final
+
+import attrs
+
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.events import FitStart, IterationEnd
+from hooktrainer.groups import Group
+from hooktrainer.metrics import Counts, Mean, Rate, Sum
+from hooktrainer.plugin import port
+from hooktrainer.ports import ReplayBuffer
+
+_LOG: Final = logging.getLogger("hooktrainer")
+PREFIX: Final = "training/dynamic_sampling"
+
+
+@attrs.define(kw_only=True)
+class DynamicSampling(Plugin):
+    """Drop groups in which every answer has one score, since a group-relative advantage is 0 there, and refill."""
+
+    max_dropped: int = attrs.field(default=256, validator=attrs.validators.ge(1))
+    """Groups that may be dropped between two updates; once so many were, what comes is trained as it is. It bounds the
+    work on a task that is solved, or still too hard."""
+
+    buffer: ReplayBuffer = port()
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False, eq=False)
+    _kept: int = attrs.field(default=0, init=False, repr=False)
+    _passed: int = attrs.field(default=0, init=False, repr=False)
+    _dropped: Counter[float] = attrs.field(factory=Counter, init=False, repr=False)
+    _scores: Mean = attrs.field(factory=lambda: Mean.of(()), init=False, repr=False)
+    _warned: bool = attrs.field(default=False, init=False, repr=False)
+
+    @on(FitStart, priority=Priority.PREPARE)
+    def hand_over(self, _event: FitStart) -> None:
+        """Give the buffer its filter."""
+        self.buffer.set_filter(self.judge)
+
+    @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
+    def collect(self, event: IterationEnd) -> None:
+        """Report what was finished since the last update: kept and dropped, and the scores before any was dropped."""
+        with self._lock:
+            kept, passed, dropped, scores = self._kept, self._passed, self._dropped, self._scores
+            self._kept, self._passed, self._dropped, self._scores = 0, 0, Counter(), Mean.of(())
+        count = dropped.total()
+        event.record.add(
+            {
+                f"{PREFIX}/kept": Sum(kept),
+                f"{PREFIX}/passed": Sum(passed),
+                f"{PREFIX}/dropped": Sum(count),
+                f"{PREFIX}/dropped_share": Rate(count, kept + passed + count),
+                f"{PREFIX}/dropped_scores": Counts(dropped),
+                f"{PREFIX}/unfiltered_score/mean": scores,
+            }
+        )
+
+    def judge(self, group: Group) -> bool:
+        """Whether a finished group is to be trained; called by any thread, under the lock of the buffer.
+
+        The scores are those of the task, before any shaping: else groups of right answers of different lengths pass.
+        """
+        scores = [answer.score for answer in group.trajectories]
+        with self._lock:
+            self._scores = self._scores.merge(Mean.of(scores))
+            if max(scores) != min(scores):
+                self._kept += 1
+                return True
+            if self._dropped.total() < self.max_dropped:
+                self._dropped[scores[0]] += 1
+                return False
+            self._passed += 1
+            self._warn()
+            return True
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "%d groups whose answers all have one score were dropped since the last update, as many as max_dropped "
+                "allows; more of them are trained as they are, and teach nothing",
+                self.max_dropped,
+            )

@@ -1,0 +1,40 @@
+"""Log-probabilities and entropy, on numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_entropy_is_logsumexp_less_the_mean_logit_at_the_temperature_of_sampling(temperature: float) -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scaled = (logits / temperature).tolist()
+    for row, found in zip(scaled, entropy(log_policy(logits, temperature)).tolist(), strict=True):
+        total = math.log(sum(map(math.exp, row)))
+        assert found == pytest.approx(total - sum(math.exp(z - total) * z for z in row), rel=1e-12)
+
+
+def test_gradients_of_log_probabilities_and_entropy_are_right() -> None:
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([[0, 3, 1], [2, 2, 0]])
+    assert torch.autograd.gradcheck(lambda x: entropy(log_policy(x, 0.7)), (logits,))
+    assert torch.autograd.gradcheck(lambda x: of_tokens(log_policy(x, 0.7), tokens), (logits,))
+
+
+def test_a_token_that_cannot_be_sampled_has_no_entropy() -> None:
+    assert entropy(log_policy(torch.tensor([0.0, 0.0, -math.inf]), 1.0)).item() == pytest.approx(math.log(2))
+
+
+def test_log_probabilities_of_tokens() -> None:
+    logits = torch.log(torch.tensor([[[0.2, 0.8], [0.5, 0.5]]]))
+    found = of_tokens(log_policy(logits, 1.0), torch.tensor([[1, 0]]))
+    torch.testing.assert_close(found, torch.log(torch.tensor([[0.8, 0.5]])))
+
+
+def test_half_precision_logits_are_widened_first() -> None:
+    assert log_policy(torch.zeros(2, dtype=torch.bfloat16), 1.0).dtype == torch.float32

@@ -1,0 +1,113 @@
+"""Small tensors of tokens: written by hand, and ragged random ones with NaN wherever the mask is False."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+HIDDEN = None
+"""Stands for a position without a mask: NaN on input, 0 on output."""
+TOLERANCE = {torch.float64: {"rtol": 1e-7, "atol": 1e-9}, torch.float32: {"rtol": 5e-6, "atol": 1e-6}}
+
+
+def tensor(values: Sequence[Any], dtype: torch.dtype = torch.float64, hidden: float = math.nan) -> Tensor:
+    """Numbers, one row or several; hidden ones are NaN."""
+    return torch.tensor(_filled(values, hidden), dtype=dtype)
+
+
+def bools(values: Sequence[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool)
+
+
+def ints(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def assert_vector(found: Tensor, expected: Sequence[Any]) -> None:
+    """Equal to numbers of nine digits, as far as the type of the found ones goes; hidden ones are 0."""
+    torch.testing.assert_close(found.detach(), tensor(expected, found.dtype, hidden=0.0), **TOLERANCE[found.dtype])
+
+
+def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """The gradient of the sum of a function."""
+    leaf = at.clone().requires_grad_()
+    function(leaf).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def _filled(values: Any, hidden: float) -> Any:
+    if values is HIDDEN:
+        return hidden
+    return [_filled(value, hidden) for value in values] if isinstance(values, (list, tuple)) else values
+
+
+@attrs.frozen(eq=False)
+class Ragged:
+    """Random answers with gaps and empty rows; every (B, T) tensor is NaN where the mask is False."""
+
+    mask: Tensor
+    groups: Tensor
+    rewards: Tensor
+    logprobs: Tensor
+    proximal: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+
+    @classmethod
+    def of(cls, seed: int, *, rows: int = 7, width: int = 6, spread: float = 0.4) -> Ragged:
+        random = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+        mask = torch.rand(rows, width, generator=random) < 0.7
+        mask[seed % rows] = False
+        mask[(seed + 1) % rows, 0] = mask[(seed + 2) % rows, width - 1] = True  # at least two tokens
+        behaviour = -1.5 + 0.5 * normal(rows, width)
+        proximal = behaviour + spread * normal(rows, width)
+        logprobs = proximal + spread * normal(rows, width)
+
+        def masked(values: Tensor) -> Tensor:
+            return torch.where(mask, values, math.nan)
+
+        return cls(
+            mask=mask,
+            groups=torch.randint(3, (rows,), generator=random),
+            rewards=torch.randint(5, (rows,), generator=random).double() / 4,
+            logprobs=masked(logprobs),
+            proximal=masked(proximal),
+            behaviour=masked(behaviour),
+            advantages=masked(normal(rows, width)),
+        )
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """Proximal - behaviour."""
+        return self.proximal - self.behaviour
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Ragged:
+        """All tensors changed alike."""
+        return Ragged(**{field.name: change(getattr(self, field.name)) for field in attrs.fields(Ragged)})
+
+    def wider(self, columns: int) -> Ragged:
+        """With more padding."""
+
+        def padded(values: Tensor) -> Tensor:
+            if values.dim() == 1:
+                return values
+            fill = False if values.dtype is torch.bool else math.nan
+            return torch.cat([values, torch.full((len(values), columns), fill, dtype=values.dtype)], dim=1)
+
+        return self.map(padded)
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """By the names of the registry."""
+        named = {field.name: getattr(self, field.name) for field in attrs.fields(Ragged)}
+        return named | {"lengths": self.mask.sum(dim=1), "log_ratio": self.log_ratio}
