@@ -4,21 +4,23 @@
     python examples/compare.py examples/studies/stale_data.yaml --seeds 0 1 2 --figure stale_data.svg
 
 A study names for each of its runs the configuration files, later ones on top, and overrides. Every run is a process of
-its own; runs that are there already are read, not repeated. The figure needs matplotlib: `pip install
-"hooktrainer[plot]"`.
+its own; runs that are there already are read, not repeated, unless their command or a configuration file has changed.
+The figure needs matplotlib: `pip install "hooktrainer[plot]"`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +67,64 @@ def read_study(path: Path) -> list[Variant]:
 
 def train(variant: Variant, seed: int, runs: Path) -> Run:
     """The run of one seed; trained unless it is there, whole."""
-    folder = f"{''.join(c if c.isalnum() else '_' for c in variant.name)}-{seed}"
-    done = runs / folder / "cpu_seconds"
-    if not done.exists():
-        command = [sys.executable, "-m", "hooktrainer", "fit", *map(str, variant.configs), *variant.overrides]
-        command += [f"seed={seed}", f"run.dir={runs}", f"run.name={folder}"]
-        code, said, cpu_seconds = finished(command)
+    folder = folder_of(variant, seed)
+    done, origin = runs / folder / "cpu_seconds", runs / folder / "made_by.json"
+    command, now = arguments(variant, seed, runs), made_by(variant, seed, runs)
+    if not (done.exists() and origin.exists() and origin.read_text(encoding="utf-8") == now):
+        done.unlink(missing_ok=True)
+        code, said, cpu_seconds = finished([sys.executable, "-m", "hooktrainer", "fit", *command])
         if code:
             raise SystemExit(f"{variant.name}, seed {seed}: exit {code}\n{said}")
+        origin.write_text(now, encoding="utf-8")
         done.write_text(f"{cpu_seconds}\n")
     found = read_run(runs / folder)
     print(f"{variant.name}, seed {seed}: {found.scores[-1]:.3f} after {found.cpu_seconds:.0f} s of CPU", flush=True)
     return found
+
+
+def folder_of(variant: Variant, seed: int) -> str:
+    """Name of the run."""
+    return f"{''.join(c if c.isalnum() else '_' for c in variant.name)}-{seed}"
+
+
+def arguments(variant: Variant, seed: int, runs: Path) -> list[str]:
+    """What `hooktrainer fit` is told."""
+    place = [f"seed={seed}", f"run.dir={runs}", f"run.name={folder_of(variant, seed)}"]
+    return [*map(str, variant.configs), *variant.overrides, *place]
+
+
+def made_by(variant: Variant, seed: int, runs: Path) -> str:
+    """What a run depends on: its arguments, and what is in its configuration files."""
+    files = [hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "" for path in variant.configs]
+    return json.dumps({"fit": arguments(variant, seed, runs), "configs": files}, indent=2)
+
+
+def train_all(variants: Sequence[Variant], seeds: Sequence[int], runs: Path, jobs: int) -> dict[str, list[Run]]:
+    """The runs of all variants and seeds; once one has failed, or at Ctrl-C, none is begun any more."""
+    ended = threading.Event()
+
+    def one(variant: Variant, seed: int) -> Run:
+        if ended.is_set():
+            raise CancelledError
+        try:
+            return train(variant, seed, runs)
+        except BaseException:
+            ended.set()
+            raise
+
+    with ThreadPoolExecutor(jobs) as pool:
+        pending = {variant.name: [pool.submit(one, variant, seed) for seed in seeds] for variant in variants}
+        try:
+            wait([future for futures in pending.values() for future in futures], return_when=FIRST_EXCEPTION)
+        finally:  # whoever is at work ends first
+            ended.set()
+            pool.shutdown(cancel_futures=True)
+    every = [future for futures in pending.values() for future in futures]
+    failed = [future.exception() for future in every if not future.cancelled()]
+    for error in failed:
+        if error is not None and not isinstance(error, CancelledError):
+            raise error
+    return {name: [future.result() for future in futures] for name, futures in pending.items()}
 
 
 def finished(command: Sequence[str]) -> tuple[int, str, float]:
@@ -149,11 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     variants = [
         attrs.evolve(variant, overrides=(*variant.overrides, *args.overrides)) for variant in read_study(args.study)
     ]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        pending = {
-            variant.name: [pool.submit(train, variant, seed, runs) for seed in args.seeds] for variant in variants
-        }
-        found = {name: [future.result() for future in futures] for name, futures in pending.items()}
+    found = train_all(variants, args.seeds, runs, args.jobs)
     print(table(found, args.seeds))
     if args.figure:
         draw(found, args.figure)

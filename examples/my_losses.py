@@ -27,7 +27,7 @@ def sapo(
     τ is `tau_pos` where A > 0, else `tau_neg`. Goes with `seq-mean-token-mean`. Source: SAPO (2511.20347).
     """
     log_ratio, advantages = log_ratio_of(logprobs, proximal, mask), selected(advantages, mask)
-    tau = torch.where(advantages > 0, tau_pos, tau_neg)
+    tau = torch.where(advantages > 0, advantages.new_tensor(tau_pos), advantages.new_tensor(tau_neg))
     gate = 4 / tau * torch.sigmoid(tau * (ratio_of(log_ratio) - 1))
     return TokenLoss(-gate * advantages, {"ppo_kl": -log_ratio.detach()})
 

@@ -61,8 +61,7 @@ class PlannedSignal(blinker.NamedSignal):
         """
         if self.is_muted:
             return []
-        bus, failures = self._bus, []
-        interrupts = bus.interrupts
+        bus, failures, interrupts = self._bus, [], self._bus.interrupts
         bus.closing = bus.closing or self._closes
         try:
             for handlers, emitting in self._bands:
@@ -76,7 +75,7 @@ class PlannedSignal(blinker.NamedSignal):
                     try:
                         handler.call(sender)
                     except BaseException as error:
-                        _blame(error, handler, sender)
+                        _blame(error, handler, sender, interrupts)
                         if not bus.closing or isinstance(error, Aborted):
                             raise
                         failures.append(error)
@@ -102,7 +101,8 @@ def _first(failures: list[BaseException]) -> BaseException:
     return failures[0]
 
 
-def _blame(error: BaseException, handler: Handler, event: Any) -> None:
+def _blame(error: BaseException, handler: Handler, event: Any, interrupts: Interrupts) -> None:
+    interrupts.note(error)
     slot = handler.slot
     step = f", step {event.step}" if hasattr(event, "step") else ""
     where = f" ({slot.entry.address})" if slot.entry.address else ""

@@ -18,7 +18,7 @@ class Dispatcher:
         self._prompts = prompts
         self._buffer = buffer
         self._per_step = per_step
-        self._fresh = 0
+        self._fresh = 0  # below 0 for what a budget let out ahead
         self._missing = 0  # replacements; they never push out what they could replace
         self._again: deque[Prompt] = deque()  # prompts of lost groups, before any new one
 
@@ -28,9 +28,14 @@ class Dispatcher:
         return self._prompts.exhausted and not self._again
 
     def request(self, groups: int) -> None:
-        """Dispatch this many groups more, now or as soon as it is allowed."""
+        """Dispatch this many groups more, now or as soon as it is allowed.
+
+        What a budget lets out beyond that counts ahead: first as replacements, then against later requests.
+        """
         self._fresh += groups
-        self._fresh = max(0, self._fresh - self._dispatch(self._fresh, makes_room=True))
+        self._fresh -= self._dispatch(max(0, self._fresh), makes_room=True)
+        replaced = min(self._missing, max(0, -self._fresh))
+        self._fresh, self._missing = self._fresh + replaced, self._missing - replaced
         self._missing = max(0, self._missing - self._dispatch(self._missing, makes_room=False))
         if self.exhausted:
             self._fresh = self._missing = 0

@@ -25,6 +25,8 @@ class Result:
     reason: str
     step: int
     """The last complete step."""
+    began: int = 0
+    """The step after which this process went on; 0 for a run that it began."""
     seconds: float
 
     def event(self, version: int, times: Mapping[str, float]) -> FitEnd:
@@ -41,9 +43,9 @@ class Outcome:
     reason: str
     failure: BaseException | None = None
 
-    def result(self, step: int, seconds: float) -> Result:
-        """The same, with the last complete step and the time that it took."""
-        return Result(status=self.status, reason=self.reason, step=step, seconds=seconds)
+    def result(self, step: int, began: int, seconds: float) -> Result:
+        """The same, with the last complete step, the one that it went on from, and the time that it took."""
+        return Result(status=self.status, reason=self.reason, step=step, began=began, seconds=seconds)
 
 
 @contextmanager
@@ -68,8 +70,9 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
         raise
     except BaseException as error:  # noqa: BLE001 (raised by `finish`)
         interrupts.mode = Mode.HELD
-        if (number := interrupts.number) is not None:  # it came first; what broke since then broke because of it
-            end = interrupts.raised or interrupts.error(number)
+        end = interrupts.end_by(error)
+        if (number := interrupts.number) is not None and not interrupts.came_before_signals(error):
+            # The signal came first; what broke since then broke because of it.
             if error is not end:
                 _LOG.warning("after %s there was another error: %s", number.name, _line(error))
                 carry(end, error, f"after {number.name}")
@@ -78,8 +81,11 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
     return Outcome(status, reason)
 
 
-def finish(failure: BaseException | None, *actions: Callable[[], None]) -> None:
-    """Take every action, whatever becomes of the others; then raise the first error of the run, if there was one."""
+def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Callable[[], None]) -> None:
+    """Take every action, whatever becomes of the others; then raise what came first, an error of the run or a signal.
+
+    A signal says nothing of the errors that are noted on it: they are shown as they come.
+    """
     for action in actions:
         try:
             action()
@@ -87,9 +93,11 @@ def finish(failure: BaseException | None, *actions: Callable[[], None]) -> None:
             raise
         except BaseException as error:  # noqa: BLE001 (raised below)
             if failure is None:
-                failure = error
-            else:
+                failure = interrupts.end_by(error)
+            if failure is not error:
                 carry(failure, error, "at the end of the run")
+                if not isinstance(failure, Exception):
+                    _LOG.warning("at the end of the run there was an error: %s", _line(error), exc_info=error)
     if failure is not None:
         raise failure
 

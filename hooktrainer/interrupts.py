@@ -44,6 +44,7 @@ class Interrupts:
         self.raised: BaseException | None = None
         """What was raised for it last."""
         self.mode = Mode.AT_ONCE
+        self._early: list[BaseException] = []
         self._ctrl_c = 0
         self._overdue = False
         self._alarm: threading.Timer | None = None
@@ -52,6 +53,22 @@ class Interrupts:
         """A safe place: end the run here if a signal has come; also if somebody has caught it before."""
         if self.number is not None and self.mode is Mode.SOON:
             self.raise_it()
+
+    def note(self, error: BaseException) -> None:
+        """An error is about to end a run: it came first, unless a signal did."""
+        if self.number is None and not self.came_before_signals(error):
+            self._early.append(error)
+
+    def came_before_signals(self, error: BaseException) -> bool:
+        """Whether no signal had come yet when this error was noted; then it is what ended the run."""
+        return any(error is early for early in self._early)
+
+    def end_by(self, error: BaseException) -> BaseException:
+        """What ends the run, now that this broke: the first signal, if it came first, else this."""
+        self.note(error)
+        if self.number is None or self.came_before_signals(error):
+            return error
+        return self.raised or self.error(self.number)
 
     def raise_it(self) -> None:
         """Raise the first signal, if there was one."""

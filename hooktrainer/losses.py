@@ -33,7 +33,10 @@ class Losses:
         self._fatal: RolloutError | None = None
 
     def add(self, group: Group, error: BaseException, reason: FailureReason) -> None:
-        """Enter a failed group; it is replaced unless its budget is spent."""
+        """Enter a failed group; it is replaced.
+
+        Once its budget is spent that is up to the run that goes on from this one, and it tries the prompt again.
+        """
         self._counts[reason] += 1
         what = f"group {group.number} ({group.prompt.text!r}) could not be generated ({reason})"
         raised = self._counts["error"]
@@ -45,7 +48,7 @@ class Losses:
             self._fatal.__cause__ = error
         elif not spent:
             _LOG.warning("%s and is replaced: %s: %s", what, type(error).__name__, error)
-            self._to_replace.append(Lost(group.prompt if reason == "worker_died" else None))
+        self._to_replace.append(Lost(group.prompt if spent or reason == "worker_died" else None))
 
     def replace(self) -> None:
         """A new prompt takes the place of a group that is no failure, but not wanted."""

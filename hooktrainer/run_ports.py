@@ -74,8 +74,15 @@ class RunState(Protocol):
         """
         ...
 
-    def restore_learner(self, snapshot: Snapshot) -> None:
-        """Put the learner alone back, at any time between updates."""
+    def capture_learner(self, step: int) -> Snapshot:
+        """A copy of the learner alone, as of the end of `step`, between updates; it does not become `latest`.
+
+        Raises `CheckpointError` naming what cannot be kept.
+        """
+        ...
+
+    def restore_learner(self, snapshot: Snapshot, *, step: int) -> None:
+        """Put the learner alone back, at any time between updates of `step`, which begins anew for it."""
         ...
 
     def random(self) -> Mapping[str, object]:

@@ -22,6 +22,8 @@ from hooktrainer.errors import CheckpointError, ConfigError, did_you_mean
 from hooktrainer.hooks import Entry
 
 _LOG: Final = logging.getLogger("hooktrainer")
+MISFITS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
+"""What somebody's `load_state_dict` raises for a state that is not its own."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +73,7 @@ class LiveState:
         """Put everything back before the first step. Raises `CheckpointError` if it is no state of this run."""
         states = {name: decode(snapshot, name) for name in snapshot.parts}
         with _fitting(snapshot, "plugins"):
-            self._restore_plugins(states["plugins"], strict=strict)
+            self._restore_plugins(snapshot.step, states["plugins"], strict=strict)
         for name in ("learner", "prompts"):
             with _fitting(snapshot, name):
                 self._parts()[name].load_state_dict(states[name])
@@ -89,10 +91,15 @@ class LiveState:
             self.had_ended = loop["exhausted"] and loop["total_steps"] == self._total_steps
         self.step, self.latest = snapshot.step, snapshot
 
-    def restore_learner(self, snapshot: Snapshot) -> None:
-        """Put the learner alone back, at any time between updates."""
+    def capture_learner(self, step: int) -> Snapshot:
+        """A copy of the learner alone, as of the end of `step`. Raises `CheckpointError` naming what cannot be kept."""
+        return encode(step, {"learner": _state_of("learner", self._ports.learner)})
+
+    def restore_learner(self, snapshot: Snapshot, *, step: int) -> None:
+        """Put the learner alone back, at any time between updates of `step`, which begins anew for it."""
         with _fitting(snapshot, "learner"):
             self._ports.learner.load_state_dict(decode(snapshot, "learner"))
+        self._ports.learner.start_step(step)  # a learner remembers the step that it was kept in
 
     def random(self) -> Mapping[str, object]:
         """The state of the global random generators of Python, NumPy and torch."""
@@ -118,7 +125,7 @@ class LiveState:
     def _parts(self) -> Mapping[str, Any]:
         return {"learner": self._ports.learner, "buffer": self._ports.buffer, "prompts": self._ports.prompts}
 
-    def _restore_plugins(self, states: Mapping[str, Any], *, strict: bool) -> None:
+    def _restore_plugins(self, step: int, states: Mapping[str, Any], *, strict: bool) -> None:
         for name in sorted(states.keys() - self._plugins.keys()):
             text = f"the checkpoint has the state of a plugin '{name}', which is not in the configuration."
             text += did_you_mean(name, self._plugins)
@@ -129,9 +136,12 @@ class LiveState:
             if name in states:
                 try:
                     plugin.load_state_dict(states[name])
-                except ConfigError as error:
-                    error.add_note(f"while restoring the plugin '{name}' from the checkpoint")
-                    raise
+                except (ConfigError, *MISFITS) as error:
+                    known = isinstance(error, ConfigError)  # says all; anything else is found by its traceback
+                    found = error if known else repr(error)
+                    text = f"the state of the plugin '{name}' in the checkpoint of step {step} does not fit it: {found}"
+                    way_out = "Go on with the plugin that was saved, or give it another `name` and set `strict: false`"
+                    raise CheckpointError(f"{text}. {way_out} at checkpoint") from (None if known else error)
             elif plugin.state_dict():
                 _LOG.warning("the checkpoint has no state of the plugin '%s', which begins anew", name)
 
@@ -148,6 +158,6 @@ def _fitting(snapshot: Snapshot, part: str) -> Iterator[None]:
     """Whatever a part makes of a state that is not its own is a `CheckpointError`."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+    except MISFITS as error:
         text = f"part '{part}' of the checkpoint of step {snapshot.step} does not fit this run: {error!r}"
         raise CheckpointError(text) from error

@@ -10,7 +10,7 @@ from hooktrainer.groups import Floats, Tokens
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hooktrainer.canary import Canary
+    from hooktrainer.weights.canary import Canary
 
     Weights: TypeAlias = Mapping[str, Tensor]
 
@@ -40,9 +40,9 @@ class WeightHolder(Protocol):
     def stage(self, weights: Weights, version: int) -> Mapping[str, int]:
         """Copy a bucket of weights beside those in use; the first of another version forgets what was staged before.
 
-        Returns `hooktrainer.checksums.checksum` of every tensor, by name, of what it then holds, read back from its own
-        memory. Tensors come on the host, contiguous, in the dtypes of `spec`, and may be reused after the call. Raises
-        without a trace in what is in use.
+        Returns `hooktrainer.weights.checksums.checksum` of every tensor, by name, of what it then holds, read back from
+        its own memory. Tensors come on the host, contiguous, in the dtypes of `spec`, and may be reused after the call.
+        Raises without a trace in what is in use.
         """
         ...
 

@@ -59,9 +59,9 @@ class Trainer:
         with interruptible() as self.bus.interrupts:
             outcome = attempt(self._run, self.bus.interrupts)
             last = max(self._complete, self._state.step)
-            result = outcome.result(last, self.ports.clock.now() - started)
+            result = outcome.result(last, self._state.step, self.ports.clock.now() - started)
             closing = (self.ports.buffer.close, self.ports.engine.close, *self._at_end)
-            finish(outcome.failure, partial(self._send_fit_end, result), *closing)
+            finish(outcome.failure, self.bus.interrupts, partial(self._send_fit_end, result), *closing)
         return result
 
     def at_end(self, action: Callable[[], None]) -> None:

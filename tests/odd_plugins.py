@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import attrs
 
 from hooktrainer import Plugin, Priority, build_trainer, load_config, on
 from hooktrainer.events import Event, FitEnd, FitStart, IterationEnd, IterationStart, StepEnd, StepStart
+from hooktrainer.plugin import port
+from hooktrainer.ports import RolloutEngine
 
 
 def deaf(ready: object) -> None:
     """What a process does that ignores SIGTERM."""
-    import signal
-
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
     time.sleep(600)
+
+
+@attrs.define(kw_only=True)
+class Stops(Plugin):
+    """Stops all worker processes right before the engine is asked for something by the sync of a step."""
+
+    before: str
+    step: int = 3
+    engine: RolloutEngine = port()
+
+    @on(StepEnd, priority=Priority.SYNC - 1)
+    def arm(self, event: StepEnd) -> None:
+        asked = getattr(self.engine, self.before)
+
+        def stopped(*arguments: object) -> object:
+            for child in active_children():
+                os.kill(child.pid, signal.SIGSTOP)
+            sys.stdout.write(f"AT {self.before}\n")
+            sys.stdout.flush()
+            return asked(*arguments)
+
+        if event.step == self.step:
+            setattr(self.engine, self.before, stopped)
 
 
 @attrs.define(kw_only=True)

@@ -57,6 +57,21 @@ class Odd(Addition):
 
 
 @attrs.frozen(kw_only=True)
+class Stuck(Addition):
+    """Opens a pipe when it first scores, and never returns from that; later ones are well."""
+
+    inside: Path
+    once: Path
+
+    def score(self, truth: str, answer: str) -> float:
+        if not self.once.exists():
+            self.once.touch()
+            self.inside.open("w").close()
+            signal.pause()
+        return 1.0
+
+
+@attrs.frozen(kw_only=True)
 class Blocked(Addition):
     """Opens one pipe when it begins to score, and goes on when another is opened; ignores SIGTERM meanwhile."""
 

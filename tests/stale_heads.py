@@ -36,14 +36,14 @@ class StaleHead(Transformer):
 
     kept: Tensor | None = None
 
-    def _logits(self, stream: Tensor) -> Tensor:
+    def project(self, states: Tensor) -> Tensor:
         if StaleHead.kept is None:
             StaleHead.kept = self.head.weight.clone()
-        return nn.functional.linear(self.norm(stream), StaleHead.kept)
+        return nn.functional.linear(states, StaleHead.kept)
 
 
 class StaleInWorkers(StaleHead):
     """Right in the trainer's process, stale in the others."""
 
-    def _logits(self, stream: Tensor) -> Tensor:
-        return Transformer._logits(self, stream) if parent_process() is None else super()._logits(stream)
+    def project(self, states: Tensor) -> Tensor:
+        return Transformer.project(self, states) if parent_process() is None else super().project(states)

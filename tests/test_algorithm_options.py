@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
@@ -63,11 +64,6 @@ def test_options_come_from_the_section_then_from_arguments_then_from_the_functio
         f"{__name__}:_advantage", {}, inputs=("rewards",), section={"gamma": 0.5}, args={"own": "1e-3"}
     )
     assert bound({"rewards": 1, "unused": 2}) == (1, 0.5, 0.001, 7.0)
-    assert registry.call(_advantage, {"rewards": 1, "unused": 2}) == (1, 9.0, 8.0, 7.0)
-    with pytest.raises(
-        ConfigError, match="'_advantage' asks for 'rewards', which nobody gives; there are reward. Did "
-    ):
-        registry.call(_advantage, {"reward": 1})
 
 
 def _advantage(rewards: int, *, gamma: float = 9.0, own: float = 8.0, other: float = 7.0) -> tuple[float, ...]:
@@ -176,14 +172,38 @@ def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"clip_ratio_low": -0.2}, "algorithm.clip_ratio_low: 'clip_ratio_low' must be > 0.0: -0.2"),
+        ({"clip_ratio_low": -0.2}, "algorithm.clip_ratio_low: 'clip_ratio_low' must be >= 0.0: -0.2"),
         ({"clip_ratio_low": 1}, "algorithm.clip_ratio_low: 'clip_ratio_low' must be < 1.0: 1.0"),
         ({"clip_ratio_high": -0.1}, "algorithm.clip_ratio_high: "),
         ({"clip_ratio_c": 0.9}, "algorithm.clip_ratio_c: 'clip_ratio_c' must be > 1.0: 0.9"),
         (
             {"clip_ratio_c": 3, "policy_loss": "gspo"},
-            "algorithm.clip_ratio_c: 3.0 bounds nothing: gspo has no dual clip",
+            "clip_ratio_c: 3.0 has no effect: clip_ratio_c is an option of ppo_clip, decoupled_ppo, and of none",
         ),
+        (
+            {"clip_ratio_low": 0.1, "policy_loss": "cispo"},
+            "algorithm.clip_ratio_low: 0.1 has no effect: ",
+        ),
+        ({"clip_ratio_high": 0.1, "policy_loss": "cispo"}, "algorithm.clip_ratio_high: 0.1 has no effect"),
+        ({"cispo_max_ratio": 3}, "algorithm.cispo_max_ratio: 3.0 has no effect: cispo_max_ratio is an option of cispo"),
+        ({"behaviour_weight_cap": 2}, "algorithm.behaviour_weight_cap: 2.0 has no effect"),
+        ({"gamma": 0.9}, "algorithm.gamma: 0.9 has no effect: gamma is an option of reinforce_plus_plus, gae"),
+        ({"lam": 0.9, "adv_estimator": "reinforce_plus_plus"}, "algorithm.lam: 0.9 has no effect"),
+        ({"kl_estimator": "k1"}, "algorithm.kl_estimator: k1 has no effect with kl_coeff = 0"),
+        ({"kl_estimator": "k1", "kl_coeff": 0.1}, "algorithm.kl_estimator: k1 in the loss pulls nowhere"),
+        ({"kl_in": "reward"}, "algorithm.kl_in: reward has no effect with kl_coeff = 0"),
+        ({"kl_off_policy_correction": True}, "algorithm.kl_off_policy_correction: it has no effect with kl_coeff = 0"),
+        (
+            {"overlong_penalty_factor": 0.5},
+            "algorithm.overlong_penalty_factor: 0.5 has no effect without",
+        ),
+        (
+            {"kl_coeff": 0.1, "kl_in": "reward", "proximal_policy": "log_linear"},
+            "algorithm.kl_in: the reward needs the proximal policy before the first update, and log_linear makes it of",
+        ),
+        ({"kl_coeff": math.inf}, "algorithm.kl_coeff: "),
+        ({"entropy_coeff": math.inf}, "algorithm.entropy_coeff: "),
+        ({"overlong_buffer": 2, "overlong_penalty_factor": math.inf}, "algorithm.overlong_penalty_factor: "),
         ({"gamma": 1.5}, "algorithm.gamma: "),
         ({"ppo_epochs": 0}, "algorithm.ppo_epochs: "),
         ({"proximal_policy": "recomput"}, "Did you mean 'recompute'?"),
@@ -207,12 +227,40 @@ def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
         ({"rejection": {"token_k1": 2}, **RECOMPUTE}, "algorithm.rejection.token_k1: expected the bounds [low, high]"),
         ({"rejection": {"token_k2": [0, 1]}, **RECOMPUTE}, "algorithm.rejection.token_k2: expected an upper limit"),
         ({"kl_coeff": -1}, "algorithm.kl_coeff: "),
-        ({"kl_in": "reward", "kl_off_policy_correction": True}, "algorithm.kl_off_policy_correction: it weighs the"),
+        (
+            {"kl_coeff": 0.1, "kl_in": "reward", "kl_off_policy_correction": True},
+            "algorithm.kl_off_policy_correction: it weighs the",
+        ),
         ({"overlong_buffer": 17}, "algorithm.overlong_buffer: a buffer of 17 tokens is longer than rollout.max_resp"),
     ],
 )
 def test_keys_that_make_no_sense_are_faults_with_their_address(section: dict[str, object], message: str) -> None:
     assert message in faults(algorithm=section)
+
+
+def test_the_table_of_options_is_that_of_the_functions() -> None:
+    section = {field.name for field in attrs.fields(Algorithm)}
+    for names in registry.FUNCTIONS.values():
+        for name in names:
+            taken = section.intersection(inspect.signature(registry.resolve(name, names)).parameters)
+            assert registry.OPTIONS.get(name, frozenset()) == taken
+
+
+def test_an_option_that_is_left_out_is_the_usual_one_of_the_function() -> None:
+    for options, expected in (({}, {}), ({"clip_ratio_low": 0.0}, {"clip_ratio_low": 0.0})):
+        section = attrs.asdict(Algorithm(policy_loss="gspo", **options))
+        inputs = ("logprobs", "proximal", "advantages", "mask")
+        assert registry.bind("gspo", registry.POLICY_LOSSES, inputs=inputs, section=section).options == expected
+
+
+def test_an_option_of_ones_own_function_is_left_for_it_to_take() -> None:
+    own = f"{EXAMPLES}/my_losses.py:opsm"
+    assert Algorithm(policy_loss=own, clip_ratio_high=0.3, cispo_max_ratio=2.0).cispo_max_ratio == 2.0
+    with pytest.raises(ConfigError, match=r"'.*_needs' asks for 'gamma' and has no usual value for it: set algorithm"):
+        registry.bind(f"{__name__}:_needs", {}, inputs=INPUTS, section=attrs.asdict(Algorithm()))
+
+
+def _needs(rewards: int, *, gamma: float) -> None: ...
 
 
 @pytest.mark.parametrize("estimator", sorted(registry.GROUP_RELATIVE))

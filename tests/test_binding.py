@@ -54,5 +54,8 @@ def test_everything_that_is_not_there_is_said_at_once() -> None:
         bind((entry(Uses(sinks=["memroy"])),), fake_ports(sinks={"memory": FakeSink()}))
 
     text = str(caught.value)
-    assert "plugins[3]: port 'judge' wants a Judge, which this run does not offer; it has Clock, Learner" in text
+    assert (
+        "plugins[3]: port 'judge' wants a Judge, which this run does not offer; it has Clock, KLControl, Learner"
+        in text
+    )
     assert "plugins[3].sinks: there is no 'memroy' here; known are memory. Did you mean 'memory'?" in text

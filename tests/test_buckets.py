@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hooktrainer import checksums
-from hooktrainer.buckets import Shipment
-from hooktrainer.checksums import Bucket, checksum, filled
 from hooktrainer.errors import SyncError
 from hooktrainer.models.policy import full_state
 from hooktrainer.rollout.weights import DoubleBuffer, Modules
 from hooktrainer.transports.same_host import SameHost
+from hooktrainer.weights import checksums
+from hooktrainer.weights.buckets import Shipment
+from hooktrainer.weights.checksums import Bucket, checksum, filled
 
 MB = 10**6
 

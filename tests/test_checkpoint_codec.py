@@ -134,6 +134,27 @@ def test_random_generators_go_on_where_they_were(make: Any) -> None:
     assert [drawn(again) for _ in range(3)] == expected
 
 
+between = st.one_of(
+    st.integers(1, 3000).map(torch.zeros),
+    st.integers(1, 3000).map(np.zeros),
+    st.integers().map(random.Random),
+    st.integers(0, 2**32 - 1).map(np.random.default_rng),
+    st.integers(0, 2**32 - 1).map(lambda seed: torch.Generator().manual_seed(seed)),
+)
+
+
+@given(st.lists(between, min_size=2, max_size=12))
+def test_generators_among_tensors_are_not_taken_for_each_other(values: list[Any]) -> None:
+    found = decode(encode(1, {"part": {"list": values, "again": dict(enumerate(values))}}), "part")
+
+    def is_generator(value: Any) -> bool:
+        return not isinstance(value, (torch.Tensor, np.ndarray))
+
+    expected = [drawn(value) for value in values if is_generator(value)]
+    assert [drawn(value) for value in found["list"] if is_generator(value)] == expected
+    assert [drawn(value) for value in found["again"].values() if is_generator(value)] == expected
+
+
 @pytest.mark.parametrize(
     ("value", "named"),
     [

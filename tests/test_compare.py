@@ -50,6 +50,8 @@ def test_the_table_has_each_seed_and_mean_and_spread(
 ) -> None:
     study = tmp_path / "study.yaml"
     study.write_text("configs: [base.yaml]\nruns: {one way: {}, other: {overrides: [a=1]}}\n")
+    (tmp_path / "base.yaml").write_text("seed: 0\n")
+    variants = {variant.name.replace(" ", "_"): variant for variant in compare.read_study(study)}
     for folder, scores in {
         "one_way-0": [0.5, 0.75],
         "one_way-1": [0.25, 1.0],
@@ -57,6 +59,9 @@ def test_the_table_has_each_seed_and_mean_and_spread(
         "other-1": [0.1, 0.5],
     }.items():
         kept(tmp_path / "runs", folder, scores)
+        name, _, seed = folder.rpartition("-")
+        made_by = compare.made_by(variants[name], int(seed), tmp_path / "runs")
+        (tmp_path / "runs" / folder / "made_by.json").write_text(made_by)
 
     figure = tmp_path / "figure.svg"
     compare.main(
@@ -88,3 +93,41 @@ def test_a_variant_is_trained_once_and_a_failure_is_shown(
 
     with pytest.raises(SystemExit, match=r"(?s)tiny, seed 4: exit 2.*optim\.speed"):
         compare.main([str(study), "optim.speed=1", "--seeds", "4", "--runs", str(tmp_path / "runs")])
+
+
+def test_a_run_of_another_command_or_configuration_is_trained_again(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, base, runs = tmp_path / "study.yaml", tmp_path / "base.yaml", tmp_path / "runs"
+    study.write_text("configs: [base.yaml]\nruns: {one: {}}\n")
+    base.write_text("seed: 0\n")
+    begun = []
+
+    def trained(command: list[str]) -> tuple[int, str, float]:
+        begun.append(command[-3])
+        if not (runs / "one-3").exists():
+            kept(runs, "one-3", [0.5])
+        return 0, "", 1.0
+
+    monkeypatch.setattr(compare, "finished", trained)
+    for arguments, text, expected in (([], 0, 1), ([], 0, 1), (["a=1"], 0, 2), (["a=1"], 1, 3), (["a=1"], 1, 3)):
+        base.write_text(f"seed: {text}\n")
+        compare.main([str(study), *arguments, "--seeds", "3", "--runs", str(runs)])
+        assert len(begun) == expected
+
+
+def test_after_a_failure_no_other_run_is_begun(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text("runs: {one: {}, other: {}}\n")
+    begun: list[object] = []
+
+    def failed(command: list[str]) -> tuple[int, str, float]:
+        begun.append(command)
+        return 2, "no such key", 0.0
+
+    monkeypatch.setattr(compare, "finished", failed)
+    with pytest.raises(SystemExit, match="one, seed 0: exit 2\nno such key"):
+        compare.main([str(study), "--seeds", "0", "1", "--runs", str(tmp_path / "runs")])
+    assert len(begun) == 1

@@ -25,6 +25,13 @@ def test_a_batch_that_is_no_whole_step_prints_the_three_numbers(tmp_path: Path) 
     ]
 
 
+def test_as_many_prompts_as_one_update_takes_are_no_step_of_four_updates(tmp_path: Path) -> None:
+    sizes = ("trainer.train_batch_size=8", "trainer.ppo_mini_batch_size=8", "trainer.parameter_sync_step=4")
+    assert faults(tmp_path, PLUGINS, *sizes) == [
+        "trainer.train_batch_size: 8 is not parameter_sync_step x ppo_mini_batch_size = 4 x 8 = 32"
+    ]
+
+
 def test_a_capacity_below_a_mini_batch_is_a_fault(tmp_path: Path) -> None:
     assert faults(tmp_path, PLUGINS, "replay.capacity=7") == ["replay.capacity: 7 groups cannot hold a mini-batch of 8"]
     assert load(tmp_path, PLUGINS, "replay.capacity=8").replay.capacity == 8

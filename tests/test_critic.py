@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import pytest
 import torch
-from learners import GROUPS, build, copied, learner, on_policy, values
+from learners import GROUPS, build, copied, gradients, learner, on_policy, values
 from torch import nn
 
 from hooktrainer.config import build_parts, config_from_mapping
-from hooktrainer.errors import ConfigError
+from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.learner.critic import value_loss
 from hooktrainer.models.policy import full_state
 
@@ -110,17 +112,107 @@ class TestTraining:
         assert found["critic/returns/mean"] == pytest.approx((2 * 1.0 + 0.25 + 4 * 0.5 + 0.75) / 11)
 
 
-def test_the_value_head_trains_the_trunk_and_a_model_of_its_own_leaves_it_alone() -> None:
-    moved = {}
-    alike = [attrs.evolve(each, trajectories=each.trajectories[:1] * 2) for each in GROUPS]
-    for use in KINDS:
-        model = build()
-        made = of_ppo(model, use, critic_coeff=10.0)
-        before = copied(model)
-        made.update(alike)
-        made.update(alike)
-        moved[use] = sum(float((tensor - before[name]).abs().sum()) for name, tensor in full_state(model).items())
-    assert moved["value_head"] != moved["model"]
+@pytest.mark.parametrize(("use", "trains"), [("value_head", True), ("model", False)])
+def test_the_value_head_trains_the_trunk_and_a_model_of_its_own_leaves_it_alone(use: str, trains: bool) -> None:
+    model = build()
+    made = learner(model, adv_estimator=f"{__name__}:nothing_to_gain", critic_use=use)
+    made.update(GROUPS)  # the head is 0 until then
+    made.update(GROUPS)
+    assert any(bool(gradient.any()) for gradient in gradients(model).values()) is trains
+
+
+def nothing_to_gain(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """No advantage, so that the policy has no loss, and returns of 1."""
+    return torch.where(mask, 0.0, 0.0), torch.ones_like(values)
+
+
+@pytest.mark.parametrize("score", [0.1, 0.7, 3.3, 100.1])
+def test_of_returns_that_are_all_alike_no_variance_is_explained(score: float) -> None:
+    alike = [
+        attrs.evolve(each, trajectories=tuple(attrs.evolve(answer, score=score) for answer in each.trajectories))
+        for each in GROUPS
+    ]
+    made = of_ppo(build(), "model", critic_cliprange=None, lr=1e-3)
+    assert all(math.isnan(values(made.update(alike))["critic/vf_explained_var"]) for _ in range(4))
+
+
+def test_the_explained_variance_does_not_depend_on_where_the_returns_are() -> None:
+    made = learner(build(), adv_estimator=f"{__name__}:far_off", critic_use="model")
+    # Values are 0 at first, so that what is left over varies as the returns do.
+    assert values(made.update(GROUPS))["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-6)
+
+
+def far_off(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns around 1000 that differ by a few thousandths."""
+    steps = torch.arange(mask.numel(), dtype=values.dtype).view(mask.shape)
+    return torch.where(mask, 0.0, 0.0), 1000 + steps / 16
+
+
+@pytest.mark.parametrize("use", KINDS)
+def test_the_warm_up_of_the_policy_begins_behind_that_of_the_critic(use: str) -> None:
+    made = of_ppo(build(), use, critic_warmup_updates=2, lr_warmup=4, lr=0.01)
+    found = [values(made.update(GROUPS)) for _ in range(7)]
+    assert [each["actor/lr"] for each in found] == pytest.approx([0, 0, 0.0025, 0.005, 0.0075, 0.01, 0.01])
+    assert [each["critic/lr"] for each in found] == pytest.approx([0.0025, 0.005, 0.0075, *[0.01] * 4])
+
+
+def test_a_loss_of_the_critic_that_is_not_finite_is_named_as_it_is_reported() -> None:
+    made = learner(build(), adv_estimator=f"{__name__}:no_returns", critic_use="model")
+    with pytest.raises(NonFiniteError, match="critic/vf_loss is nan: no update was made"):
+        made.update(GROUPS)
+
+
+def no_returns(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.where(mask, 0.0, 0.0), torch.full_like(values, torch.nan)
+
+
+class Recording(nn.Module):
+    """A dropout that writes down when it was called: with gradients, and in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[bool, bool]] = []
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.seen.append((torch.is_grad_enabled(), self.training))
+        return nn.functional.dropout(states, 0.2, self.training)
+
+
+class Dropping(nn.Module):
+    """A model with a dropout."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.drop, self.width = model, Recording(), model.width
+
+    def hidden(self, *args: object, **options: object) -> torch.Tensor:
+        return self.drop(self.model.hidden(*args, **options))
+
+    def project(self, states: torch.Tensor) -> torch.Tensor:
+        return self.model.project(states)
+
+    def forward(self, tokens: torch.Tensor, left_pad: object = None, *, logits_to_keep: object = None) -> torch.Tensor:
+        return self.model.project(self.hidden(tokens, left_pad, states_to_keep=logits_to_keep))
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("use", ["none", *KINDS])
+def test_what_is_known_before_an_update_is_worked_out_without_dropout(use: str, iterations: int) -> None:
+    model = Dropping(build())
+    groups = on_policy(GROUPS, model.eval())
+    model.drop.seen.clear()
+    options = {} if use == "none" else {"adv_estimator": "gae"}
+    made = learner(model, critic_use=use, proximal_policy="recompute", iterations_per_step=iterations, **options)
+    made.start_step(1)
+
+    found = values(made.update(groups))
+
+    assert found["rollout_corr/log_ratio_abs"] == pytest.approx(0.0, abs=1e-6)
+    drops = [part for network in (model, made._models.critic) if network for part in network.modules()]
+    seen = [each for drop in drops if isinstance(drop, Recording) for each in drop.seen]
+    assert (True, True) in seen
+    assert {training for with_gradient, training in seen if not with_gradient} <= {False}
+    assert all(drop.training for drop in drops)
 
 
 class NoStates(nn.Module):
@@ -158,6 +250,8 @@ class TestFaults:
             ({"critic": {"warmup_updates": 2}}, "critic.warmup_updates: 2 has no effect with use: none"),
             ({"critic": {"cliprange": 0}}, "critic.cliprange: expected a number above 0, or null"),
             ({"critic": {"coeff": -1}}, "critic.coeff: "),
+            ({"critic": {"coeff": 0.9}}, "critic.coeff: 0.9 has no effect with use: none"),
+            ({"critic": {"cliprange": 0.9}}, "critic.cliprange: 0.9 has no effect with use: none"),
             ({"critic": {"use": "model", "lr": 0}, "algorithm": {"adv_estimator": "gae"}}, "critic.lr: "),
         ],
     )

@@ -57,13 +57,23 @@ def test_nothing_is_left_of_a_run(ending: str, engine: str, tmp_path: Path) -> N
     assert run.left() == []
 
 
+FULL = """
+from queue import Queue
+import attrs
+from hooktrainer.tasks.sort_digits import SortDigits
+
+QUEUE = Queue(maxsize=16)
+
+@attrs.frozen(kw_only=True)
+class Full(SortDigits):
+    def score(self, truth, answer):
+        QUEUE.put(answer)
+        return super().score(truth, answer)
+"""
+
+
 def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_keep_the_process(tmp_path: Path) -> None:
-    (tmp_path / "full.py").write_text(
-        "from queue import Queue\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
-        "QUEUE = Queue(maxsize=16)\n\n"
-        "@attrs.frozen(kw_only=True)\nclass Full(SortDigits):\n    def score(self, truth, answer):\n"
-        "        QUEUE.put(answer)\n        return super().score(truth, answer)\n"
-    )
+    (tmp_path / "full.py").write_text(FULL)
     # Two steps of four groups with two answers each fill it; what is dispatched ahead hangs.
     more = ["trainer.num_warmup_batches=1", "rollout.batching=group", "trainer.total_steps=2"]
     run = fit(tmp_path, config(), "task.use=full.py:Full", *more)
@@ -75,6 +85,81 @@ def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_keep_the_process(t
     assert "rollout-0 did not return within 1.5 s and is abandoned" in run.err
     assert run.ends == ["completed 2 all 2 steps are done"]
     assert run.left() == []
+
+
+def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_hold_up_an_error(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    more = ["trainer.num_warmup_batches=1", "rollout.batching=group"]
+    run = fit(tmp_path, config(at="iteration_end", act="raise"), "task.use=full.py:Full", *more)
+    run.until("AT iteration_end")
+    since = time.monotonic()
+
+    assert run.ended() == 1
+    assert time.monotonic() - since < LIMIT_S
+    assert "ValueError: boom" in run.err
+    assert run.ends == ["failed 1 ValueError: boom"]
+    assert run.left() == []
+
+
+SLOW_END = """
+import sys, time
+import attrs
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.events import FitEnd, IterationEnd
+
+@attrs.define(kw_only=True)
+class SlowEnd(Plugin):
+    at: str = "step"
+
+    @on(IterationEnd)
+    def step(self, event: IterationEnd) -> None:
+        if event.step == 2 and self.at == "step":
+            raise ValueError("the real reason")
+
+    @on(FitEnd, priority=Priority.SAVE - 1)
+    def first(self, event: FitEnd) -> None:
+        if self.at == "fit_end":
+            raise ValueError("the real reason")
+
+    @on(FitEnd, priority=Priority.SAVE)
+    def end(self, event: FitEnd) -> None:
+        sys.stdout.write("AT end\\n")
+        sys.stdout.flush()
+        time.sleep(1)
+
+    @on(FitEnd, priority=Priority.SAVE + 1)
+    def late(self, event: FitEnd) -> None:
+        if self.at == "late":
+            raise ValueError("the real reason")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at", ["step", "fit_end"])
+def test_a_signal_does_not_hide_the_error_that_ended_the_run_before_it(
+    at: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_end.py").write_text(SLOW_END)
+    run = fit(tmp_path, config(plugins=[f"{{use: 'slow_end.py:SlowEnd', at: {at}}}"]), "trainer.total_steps=3")
+    run.until("AT end")
+    run.send(number)
+
+    assert run.ended() == 1
+    assert "ValueError: the real reason" in run.err
+    assert "terminated" not in run.err
+    assert "interrupted" not in run.err
+    assert run.ends == ["failed 1 ValueError: the real reason" if at == "step" else "completed 3 all 3 steps are done"]
+
+
+def test_an_error_of_an_ending_is_shown_after_the_signal_that_came_before_it(tmp_path: Path) -> None:
+    (tmp_path / "slow_end.py").write_text(SLOW_END)
+    run = fit(tmp_path, config(plugins=["{use: 'slow_end.py:SlowEnd', at: late}"]), "trainer.total_steps=3")
+    run.until("AT end")
+    run.send(signal.SIGTERM)
+
+    assert run.ended() == 143
+    assert "at the end of the run there was an error: ValueError: the real reason" in run.err
+    assert run.err.endswith("terminated\n")
 
 
 @pytest.mark.parametrize(("act", "last", "named"), [

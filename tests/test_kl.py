@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hooktrainer.algorithms.kl import ESTIMATORS, kl
 from hooktrainer.algorithms.proximal import log_linear
-from hooktrainer.algorithms.shaping import overlong_filtered, overlong_penalty
+from hooktrainer.algorithms.shaping import overlong_penalty
 from hooktrainer.errors import ConfigError
 
 SEEDS = range(4)
@@ -148,9 +148,10 @@ def test_a_proximal_policy_later_than_the_current_one_is_an_error() -> None:
         log_linear(zero, zero, sampler_version=ints([0])[None], proximal_version=5, current_version=4)
 
 
-def test_filtered_answers_have_no_mask_left() -> None:
-    mask = bools([[1, 1], [1, 0], [1, 1]])
-    assert overlong_filtered(mask, bools([0, 1, 0])).tolist() == [[True, True], [False, False], [True, True]]
+def test_the_penalty_of_whole_lengths_is_exact_to_float64() -> None:
+    found = overlong_penalty(ints([95]), max_length=100, buffer=30)
+    assert found.dtype == torch.float64
+    assert found.item() == pytest.approx(-25 / 30, rel=1e-15)
 
 
 @pytest.mark.parametrize(

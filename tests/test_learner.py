@@ -16,6 +16,7 @@ from hooktrainer import ports
 from hooktrainer.algorithms import advantages as of_answers
 from hooktrainer.algorithms.advantages import grpo
 from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.policy_losses import TokenLoss, ppo_clip
 from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.groups import Group
 from hooktrainer.learner.batch import PaddedBatch
@@ -133,6 +134,48 @@ def all_ones(rewards: Tensor) -> Tensor:
     return torch.ones_like(rewards)
 
 
+class TestFaultsBeforeTheFirstUpdate:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"adv_args": {"epsilon": -1.0}}, "algorithm.adv_args.epsilon: .* at least 0, found -1.0"),
+            ({"adv_args": {"epsilon": math.nan}}, "algorithm.adv_args.epsilon: .*found nan"),
+            (
+                {"behaviour_weight": "icepop", "behaviour_weight_high": 0.1, "proximal_policy": "recompute"},
+                "algorithm.behaviour_weight: .*found low 0.5 and high 0.1",
+            ),
+            (
+                {"behaviour_weight": "tis_token", "behaviour_weight_low": 3.0, "proximal_policy": "recompute"},
+                "algorithm.behaviour_weight: .*found low 3.0 and high 2.0",
+            ),
+            (
+                {"policy_loss": "cispo", "policy_loss_args": {"cispo_min_ratio": 9.0}},
+                "algorithm.policy_loss: expected 0 <= cispo_min_ratio <= cispo_max_ratio, found 9.0",
+            ),
+            ({"overlong_buffer": 3, "max_response_length": None}, "algorithm.overlong_buffer: .*give max_response_len"),
+            ({"overlong_buffer": 3, "max_response_length": 2}, "algorithm.overlong_buffer: .*max_length 2"),
+            (
+                {"loss_agg_mode": "seq-mean-token-sum-norm", "max_response_length": 0},
+                "algorithm.loss_agg_mode: max_response_length must be at least 1 token",
+            ),
+            (
+                {"policy_loss": f"{__name__}:plain", "clip_ratio_low": 0.2, "cispo_max_ratio": 2.0},
+                "algorithm.cispo_max_ratio: 2.0 has no effect: .* and of none of grpo, .*:plain, token-mean",
+            ),
+        ],
+    )
+    def test_options_that_a_function_refuses_or_nobody_takes(self, options: dict[str, object], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            learner(build(), **options)
+
+    def test_an_option_that_ones_own_function_takes(self) -> None:
+        assert learner(build(), policy_loss=f"{__name__}:plain", clip_ratio_low=0.5).update(GROUPS)
+
+
+def plain(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, *, clip_ratio_low: float) -> TokenLoss:
+    return ppo_clip(logprobs, proximal, advantages, mask, clip_ratio_low=clip_ratio_low)
+
+
 class TestNotFinite:
     def test_a_loss_that_is_not_finite_leaves_the_weights_alone(self) -> None:
         model = build()
@@ -169,6 +212,12 @@ class TestNotFinite:
         assert all(torch.equal(before[name], tensor) for name, tensor in full_state(model).items())
         assert made.update(GROUPS)["actor/skipped_updates"].value == 0
         assert made.state_dict()["updates"] == 1
+
+    def test_every_epoch_that_is_skipped_counts(self) -> None:
+        made = learner(build(), ppo_epochs=3)
+        made.skips_nonfinite = True
+        score = group([2], trajectory([3, 1], math.inf), trajectory([4, 1], 0.0))
+        assert [made.update([each])["actor/skipped_updates"].value for each in (broken(math.nan), score)] == [3, 3]
 
     def test_what_was_skipped_is_as_if_it_had_never_been(self) -> None:
         skipping, spared = build(), build()
@@ -229,6 +278,18 @@ class TestMetrics:
         assert entropy.value == pytest.approx(
             (6 * first["actor/entropy"].value + 5 * second["actor/entropy"].value) / 11, rel=1e-6
         )
+
+    @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+    def test_the_divergence_is_reported_by_token_whatever_the_loss_averages(self, mode: str) -> None:
+        model, started = build(), build()
+        torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(1))
+        made = learner(model, kl_coeff=0.1, loss_agg_mode=mode)
+        model.load_state_dict({name: tensor * 1.1 for name, tensor in model.state_dict().items()})
+        batch = PaddedBatch.of(GROUPS, pad_id=0, device=CPU)
+        started.load_state_dict({name: tensor / 1.1 for name, tensor in model.state_dict().items()})
+        d = logprobs_of(batch, started, 1.0) - logprobs_of(batch, model, 1.0)
+        k3 = torch.where(batch.mask, d.exp() - d - 1, 0.0).sum().detach() / 11
+        assert made.update(GROUPS)["actor/kl"].value == pytest.approx(float(k3), rel=1e-3)
 
     def test_an_update_reads_the_device_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = learner(build())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -126,3 +127,31 @@ class TestFaults:
             without.load_state_dict(with_critic.state_dict())
         with pytest.raises(CheckpointError, match="it has no 'reference.embedding.weight'"):
             with_critic.load_state_dict(without.state_dict())
+
+
+class TestAnotherConfiguration:
+    def test_a_coefficient_that_was_steered_goes_on_and_one_that_is_configured_anew_begins_anew(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first = learner(build(), kl_coeff=0.1)
+        first.kl_coeff = 0.3
+        same, other = learner(build(), kl_coeff=0.1), learner(build(), kl_coeff=0.5)
+        with caplog.at_level(logging.INFO, logger="hooktrainer"):
+            same.load_state_dict(first.state_dict())
+            assert caplog.messages == []
+            other.load_state_dict(first.state_dict())
+        assert (same.kl_coeff, other.kl_coeff) == (0.3, 0.5)
+        assert caplog.messages == ["algorithm.kl_coeff is 0.5 now and was 0.1: it begins anew, from 0.3"]
+
+    def test_parameters_that_were_not_trained_before_are_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        model = build()
+        model.head.weight.requires_grad_(requires_grad=False)
+        first = learner(model)
+        first.update(on_policy(GROUPS, model))
+        with caplog.at_level(logging.WARNING, logger="hooktrainer"):
+            learner(build()).load_state_dict(first.state_dict())
+        (message,) = caplog.messages
+        assert (
+            message
+            == "1 parameters of the actor are trained that were not in the checkpoint, and begin anew: head.weight"
+        )

@@ -38,3 +38,23 @@ def test_log_probabilities_of_tokens() -> None:
 
 def test_half_precision_logits_are_widened_first() -> None:
     assert log_policy(torch.zeros(2, dtype=torch.bfloat16), 1.0).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("logits", "temperature"), [([110.0, 0.0, 0.5], 1.0), ([12.0, 0.0, 0.5], 0.1), ([1.0, 2.0, -math.inf], 1.0)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gradient_of_the_entropy_is_finite_where_a_probability_is_too_small(
+    logits: list[float], temperature: float, dtype: torch.dtype
+) -> None:
+    leaf = torch.tensor(logits, dtype=dtype, requires_grad=True)
+    found = entropy(log_policy(leaf, temperature))
+    found.backward()
+    # dH / dz_i = -p_i (log p_i + H) / T, and 0 for what cannot be sampled.
+    known = torch.tensor(logits, dtype=torch.float64) / temperature
+    share = known.softmax(0)
+    terms = torch.where(share > 0, share * known.log_softmax(0), 0.0)
+    right = -(terms - share * terms.sum()) / temperature
+    assert found.item() == pytest.approx(float(-terms.sum()), rel=1e-5, abs=1e-30)
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad.double(), right, rtol=1e-5, atol=1e-7)

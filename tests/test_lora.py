@@ -13,7 +13,6 @@ from stale_heads import policy
 from torch import Tensor, nn
 
 from hooktrainer.algorithms.options import Algorithm
-from hooktrainer.canary import Canary
 from hooktrainer.errors import SyncError
 from hooktrainer.groups import Trajectory
 from hooktrainer.learner.options import Optim
@@ -23,6 +22,7 @@ from hooktrainer.models.policy import full_state
 from hooktrainer.rollout.inline import Inline
 from hooktrainer.rollout.weights import DoubleBuffer, Modules
 from hooktrainer.transports.same_host import SameHost
+from hooktrainer.weights.canary import Canary
 
 TOKENS = np.array([4, 2, 3, 5, 2])
 

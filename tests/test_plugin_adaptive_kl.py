@@ -39,7 +39,7 @@ def test_it_keeps_the_contract() -> None:
     check_plugin(AdaptiveKL)
 
 
-@pytest.mark.parametrize("key", ["actor/kl_loss", "actor/reward_kl_penalty"])
+@pytest.mark.parametrize("key", ["actor/kl", "actor/reward_kl_penalty"])
 @pytest.mark.parametrize(
     ("divergence", "samples", "expected"),
     [
@@ -62,9 +62,9 @@ def test_the_coefficient_follows_the_divergence(key: str, divergence: float, sam
 def test_plain_numbers_will_do_and_without_a_divergence_nothing_moves() -> None:
     control = FakeKLControl(kl_coeff=0.5)
     bus = FakeBus(AdaptiveKL(target=0.2, horizon=1000, control=control), provides=["iteration.metrics"])
-    bus.fire(IterationEnd, samples=100, metrics={"actor/pg_loss": 3.0})
+    bus.fire(IterationEnd, samples=100, metrics={"actor/kl_loss": 3.0})  # follows loss_agg_mode
     assert control.kl_coeff == 0.5
-    bus.fire(IterationEnd, samples=100, metrics={"actor/kl_loss": 0.24})
+    bus.fire(IterationEnd, samples=100, metrics={"actor/kl": 0.24})
     assert control.kl_coeff == pytest.approx(0.5 * 1.02)
 
 

@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from hooktrainer import Plugin, Priority, on, state
+from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.checkpoint.store import Store
 from hooktrainer.checkpoint.writer import Writer
 from hooktrainer.errors import CheckpointError, PlanError
@@ -173,6 +174,70 @@ def test_evaluation_draws_nothing_from_the_run(tmp_path: Path) -> None:
     plugin.put_random_back(StepEnd(step=1, version=0, iterations=1))
 
     assert run.generators == {"drawn": 3}
+
+
+def test_an_evaluation_that_breaks_draws_nothing_from_the_run_that_goes_on(tmp_path: Path) -> None:
+    saved: list[object] = []
+
+    class Run(FakeRunState):
+        def capture(self, step: int) -> Snapshot:
+            saved.append(dict(self.generators))
+            return super().capture(step)
+
+    run = Run(directory=tmp_path, generators={"drawn": 3})
+
+    @attrs.define
+    class Breaks(Plugin):
+        """Draws, and fails."""
+
+        @on(StepEnd, priority=Priority.EVALUATE)
+        def evaluate(self, event: StepEnd) -> None:
+            run.generators["drawn"] = 7
+            raise ValueError("broken")
+
+    bus = FakeBus(Checkpoint(run=run), Breaks(), provides=["metrics.row"])
+    bus.fire(FitStart)
+    with pytest.raises(ValueError, match="broken"):
+        bus.fire(StepEnd, step=1)
+    bus.fire(FitEnd, step=1, status="failed", row={})
+
+    assert steps(tmp_path) == [1]
+    assert saved[-1] == {"drawn": 3}
+
+
+KEEPS_NOTHING = "keep_best keeps nothing: no row so far has 'val/scor/mean'. Did you mean 'val/score/mean'?"
+
+
+def test_a_best_by_what_no_validation_has_is_said_with_the_first_validation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, _ = started(tmp_path, keep_best="val/scor/mean")
+    bus.fire(StepEnd, step=1, row={"actor/pg_loss": 1.0})
+    assert not caplog.records
+    for step in (2, 3):
+        bus.fire(StepEnd, step=step, row={"val/score/mean": 1.0})
+        assert [record.getMessage() for record in caplog.records] == [KEEPS_NOTHING]
+    bus.fire(FitEnd, step=3)
+    assert len(caplog.records) == 1
+
+
+def test_a_best_by_what_no_row_has_is_said_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bus, _ = started(tmp_path, keep_best="score")
+    bus.fire(StepEnd, step=1, row={"scores": 1.0})
+    bus.fire(StepEnd, step=2, row={"loss": 1.0})
+    assert not caplog.records
+    bus.fire(FitEnd, step=2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "keep_best keeps nothing: no row so far has 'score'. Did you mean 'scores'?"
+    ]
+
+
+def test_a_best_that_some_rows_have_is_nothing_to_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bus, _ = started(tmp_path, keep_best="score")
+    for step, row in enumerate([{"loss": 1.0}, {"score": 1.0}, {"loss": 1.0}], start=1):
+        bus.fire(StepEnd, step=step, row=row)
+    bus.fire(FitEnd, step=3)
+    assert not caplog.records
 
 
 class Disk:

@@ -76,6 +76,20 @@ def test_the_next_checkpoint_counts_as_needed(tmp_path: Path) -> None:
     assert "and 0.012 GB for a checkpoint" in (bus.control.reason or "")
 
 
+def test_a_place_that_is_not_there_fails_the_run_at_its_start_and_names_the_option(tmp_path: Path) -> None:
+    guard = DiskSpace(path=str(tmp_path / "nope"), run=FakeRunState(directory=tmp_path))
+
+    with pytest.raises(RunError, match=r"disk_space\.path = '.*nope': .* No such file.* Give disk_space a `path`"):
+        FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
+
+
+def test_a_run_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    guard = DiskSpace(run=FakeRunState(directory=tmp_path / "gone"))
+
+    with pytest.raises(RunError, match="the run directory: the free space there cannot be known: .*gone"):
+        FakeBus(guard, provides=["metrics.row"]).fire(StepEnd, step=1)
+
+
 def test_it_looks_where_it_is_told(tmp_path: Path) -> None:
     guard = DiskSpace(path=str(tmp_path), keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=FakeRunState())
     bus = FakeBus(guard, provides=["metrics.row"])

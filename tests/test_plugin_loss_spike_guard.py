@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hooktrainer.errors import RunError
-from hooktrainer.events import FitStart, IterationEnd, StepEnd
-from hooktrainer.metrics import Mean
+from hooktrainer.events import IterationEnd, StepEnd, StepStart
+from hooktrainer.metrics import Counts, Mean
 from hooktrainer.testing import FakeBus, FakeRunState, check_plugin
 from hooktrainer_plugins.loss_spike_guard import LossSpikeGuard
 
@@ -21,7 +22,6 @@ class Watched:
         self.run = FakeRunState(state={"weights": 0})
         self.guard = LossSpikeGuard(window=8, run=self.run, **options)
         self.bus = FakeBus(self.guard, provides=["metrics.row"])
-        self.bus.fire(FitStart)
         self.step = 0
 
     def see(self, *values: float) -> list[int]:
@@ -29,6 +29,7 @@ class Watched:
         spikes = []
         for value in values:
             self.step += 1
+            self.bus.fire(StepStart, step=self.step)
             self.run.state["weights"] = self.step
             self.bus.fire(IterationEnd, step=self.step, metrics={"actor/pg_loss": Mean(value, 1)})
             self.bus.fire(StepEnd, step=self.step)
@@ -65,6 +66,36 @@ def test_a_metric_that_hardly_moves_does_not_make_a_spike_of_everything() -> Non
     assert Watched().see(*[1.0] * 8, 1.4) == []
 
 
+def test_a_metric_that_is_not_there_is_said_once_with_what_may_be_meant(caplog: pytest.LogCaptureFixture) -> None:
+    assert Watched(metric="actor/pgloss").see(*USUAL, 50.0) == []
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "loss_spike_guard does nothing without its metric: 'actor/pgloss' is not there in update 1 of step 1. Did you "
+        "mean 'actor/pg_loss'?"
+    )
+
+
+def test_a_metric_that_is_no_number_is_said_and_a_number_of_numpy_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    for value in [*USUAL, 50.0]:
+        watched.bus.fire(IterationEnd, step=1, metrics={"actor/pg_loss": np.float32(value)})
+    watched.bus.fire(StepEnd, step=1)
+    assert watched.bus.row["actor/loss_spikes"] == 1
+    caplog.clear()
+
+    watched = Watched()
+    watched.bus.fire(IterationEnd, step=1, metrics={"actor/pg_loss": Counts({1.0: 2})})
+    assert "'actor/pg_loss' is a " in caplog.text
+    assert "no number, in update 1 of step 1" in caplog.text
+
+
+def test_a_metric_that_was_there_may_be_absent_in_an_update(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    watched.see(1.0)
+    watched.bus.fire(IterationEnd, step=2, metrics={"actor/skipped_updates": 1})
+    assert not caplog.records
+
+
 def test_it_stops_with_the_reason() -> None:
     watched = Watched(action="stop")
     watched.see(*USUAL, 5.0)
@@ -77,6 +108,7 @@ def test_a_rollback_restores_the_learner_before_the_step_is_published_and_is_cou
     assert watched.see(*USUAL, 5.0) == [9]
 
     assert watched.run.state["weights"] == 8
+    assert (watched.run.began_anew, watched.run.latest) == ([9], None)
     assert watched.bus.row["actor/rollbacks"] == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hooktrainer import Trainer, build_trainer
 from hooktrainer.config import config_from_mapping
-from hooktrainer.errors import NonFiniteError
-from hooktrainer.events import FitStart, IterationEnd, StepEnd
+from hooktrainer.errors import ConfigError, NonFiniteError
+from hooktrainer.events import FitStart, IterationEnd, StepEnd, StepStart
 from hooktrainer.metrics import Sum
 from hooktrainer.testing import FakeBus, FakeLearner, FakeRunState, check_plugin
 from hooktrainer_plugins.nonfinite_guard import NonfiniteGuard
@@ -65,32 +65,42 @@ def test_it_stops_with_the_reason() -> None:
 
 def test_a_rollback_goes_back_to_the_last_step_that_ended_and_is_counted() -> None:
     bus, guard = guarded(action="rollback")
-    for step in (1, 2):
+    for step in (1, 2, 3):
+        bus.fire(StepStart, step=step)
         guard.run.state["weights"] = step
-        update(bus, step, skipped=False)
-        bus.fire(StepEnd, step=step)
-    guard.run.state["weights"] = 3
-    update(bus, 3, skipped=True)
+        update(bus, step, skipped=step == 3)
     bus.fire(StepEnd, step=3)
 
     assert guard.run.state["weights"] == 2
+    assert guard.run.began_anew == [3]
     assert bus.row["actor/rollbacks"] == 1
 
 
-def test_what_the_checkpoint_plugin_captures_is_not_captured_twice() -> None:
-    run = FakeRunState(state={"weights": 0})
-    run.capture(4)
-    bus = FakeBus(NonfiniteGuard(action="rollback", learner=FakeLearner(), run=run), provides=["metrics.row"])
-    bus.fire(FitStart)
-    bus.fire(StepEnd, step=5)
+def test_what_it_keeps_is_not_taken_for_the_state_of_the_step() -> None:
+    bus, guard = guarded(action="rollback")
+    bus.fire(StepStart, step=1)
 
-    assert run.captured == [4]
+    assert guard.run.latest is None
+    assert guard.run.captured == []
 
 
-def test_a_learner_that_cannot_skip_is_refused_before_any_work() -> None:
+@pytest.mark.parametrize("latest", [None, 4])
+def test_it_goes_back_to_the_same_weights_whatever_was_captured_before(latest: int | None) -> None:
+    bus, guard = guarded(action="rollback")
+    if latest is not None:
+        guard.run.capture(latest)
+    guard.run.state["weights"] = 5
+    bus.fire(StepStart, step=6)
+    guard.run.state["weights"] = 6
+    update(bus, 6, skipped=True)
+
+    assert guard.run.state["weights"] == 5
+
+
+def test_a_learner_that_cannot_skip_is_refused_before_any_work_with_what_it_lacks() -> None:
     guard = NonfiniteGuard(learner=object(), run=FakeRunState())
 
-    with pytest.raises(TypeError, match="object has no attribute skips_nonfinite"):
+    with pytest.raises(ConfigError, match=r"object has no attribute skips_nonfinite.* Add `skips_nonfinite = False`"):
         FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
 
 
@@ -102,15 +112,22 @@ class OnSomeUpdates:
         self.trainer: Trainer | None = None
         self.before: list[Mapping[str, Tensor]] = []
 
-    def __call__(self, scores: Tensor, _: object) -> Tensor:
+    def __call__(self, rewards: Tensor) -> Tensor:
         self.before.append({name: tensor.clone() for name, tensor in self.trainer.ports.learner.weights().items()})
-        centred = scores - scores.mean()
-        return torch.full_like(scores, float("nan")) if len(self.before) in self._bad else centred
+        centred = rewards - rewards.mean()
+        return torch.full_like(rewards, float("nan")) if len(self.before) in self._bad else centred
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Trainer, OnSomeUpdates]]:
-    def make(*bad: int, steps: int = 3, **options: object) -> tuple[Trainer, OnSomeUpdates]:
+    def make(
+        *bad: int,
+        steps: int = 3,
+        optim: Mapping[str, object] | None = None,
+        place: Mapping[str, object] | None = None,
+        extra: Sequence[object] = (),
+        **options: object,
+    ) -> tuple[Trainer, OnSomeUpdates]:
         estimator = OnSomeUpdates(*bad)
         monkeypatch.setattr("hooktrainer.algorithms.advantages.grpo", estimator)
         guard = {"use": "hooktrainer_plugins.nonfinite_guard:NonfiniteGuard", **options}
@@ -122,14 +139,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
                     "model": {"use": "decoder", "layers": 1, "width": 16, "heads": 2},
                     "rollout": {"use": "inline", "n": 4, "max_response_length": 4},
                     "algorithm": {"entropy_coeff": 0.1},
+                    "optim": dict(optim or {}),
                     "trainer": {
                         "total_steps": steps,
                         "train_batch_size": 8,
                         "ppo_mini_batch_size": 4,
                         "parameter_sync_step": 2,
                     },
-                    "run": {"dir": str(tmp_path / "runs")},
-                    "plugins": ["metric_aggregation", "weight_sync", guard, sink],
+                    "run": {"dir": str(tmp_path / "runs"), **(place or {})},
+                    "plugins": ["metric_aggregation", "weight_sync", guard, sink, *extra],
                 }
             )
         )
@@ -173,6 +191,37 @@ def test_a_rollback_restores_the_learner_to_the_last_step_and_the_run_goes_on(
     assert not same(after_it, seen.before[5])
     assert [row.get("actor/rollbacks", 0) for row in rows(trainer, tmp_path)] == [0, 1, 0]
     assert trainer.ports.learner.state_dict()["updates"] == 2 + 2
+
+
+def test_a_step_that_is_rolled_back_keeps_its_own_learning_rate(
+    run: Callable[..., tuple[Trainer, OnSomeUpdates]], tmp_path: Path
+) -> None:
+    by_steps = {"lr": 1.0, "lr_unit": "step", "lr_decay_start": 0, "lr_decay": 4, "min_lr_ratio": 0, "grad_clip": 1e-9}
+    trainer, _ = run(3, action="rollback", optim=by_steps)  # the first of step 2
+
+    trainer.fit()
+
+    assert [row["actor/lr"] for row in rows(trainer, tmp_path)] == [1.0, 0.75, 0.5]
+    assert trainer.ports.learner.state_dict()["step"] == 3
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_with_checkpoints_a_rollback_is_the_same_in_a_run_that_was_broken_and_resumed(
+    run: Callable[..., tuple[Trainer, OnSomeUpdates]], in_memory: bool
+) -> None:
+    checkpoint = {"use": "checkpoint", "every": 1, "in_memory": in_memory}
+    names = {"place": {"name": "whole"}, "extra": [checkpoint], "action": "rollback"}
+    whole, _ = run(6, steps=4, **names)  # the second of step 3
+    whole.fit()
+
+    broken = {**names, "place": {"name": "broken", "resume": "auto"}}
+    run(steps=2, **broken)[0].fit()
+    again, seen = run(2, steps=4, **broken)
+    again.fit()
+
+    assert len(seen.before) == 4
+    assert same(whole.ports.learner.weights(), again.ports.learner.weights())
+    assert whole.ports.learner.state_dict()["updates"] == again.ports.learner.state_dict()["updates"] == 4 + 2
 
 
 def test_a_stop_closes_the_step_like_any_other(

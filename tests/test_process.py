@@ -18,13 +18,14 @@ from pathlib import Path
 
 import attrs
 import pytest
-from odd_tasks import Blocked, Holding, Odd, TwoArguments
+from odd_tasks import Blocked, Holding, Odd, Stuck, TwoArguments
 from rollouts import LENGTH, TASK, TOKENIZER, Queue, build, groups, publish, versions_of
 
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.config import config_from_mapping
-from hooktrainer.errors import ConfigError, RolloutError
+from hooktrainer.errors import ConfigError, RolloutError, SyncError
 from hooktrainer.events import FitEnd, IterationEnd
+from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Task
 from hooktrainer.rollout.process import Process, ProcessEngine
 from hooktrainer.rollout.wire import PackedError
@@ -38,7 +39,7 @@ def make() -> Iterator[Callable[..., ProcessEngine]]:
     memory = sorted(path.name for path in Path("/dev/shm").iterdir())
     engines: list[ProcessEngine] = []
 
-    def made(task: Task = TASK, **options: int) -> ProcessEngine:
+    def made(task: Task = TASK, **options: float) -> ProcessEngine:
         process = Process(n=2, max_response_length=LENGTH, **{"workers": 1, **options})
         engine = process.build(policy=build, tokenizer=TOKENIZER, task=task, seed=0)
         engines.append(engine)
@@ -145,6 +146,94 @@ def blocked(tmp_path: Path) -> Blocked:
     os.mkfifo(task.inside)
     os.mkfifo(task.go_on)
     return task
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Stuck:
+    task = Stuck(inside=tmp_path / "inside", once=tmp_path / "once")
+    os.mkfifo(task.inside)
+    return task
+
+
+class TestSyncs:
+    def test_a_worker_whose_answer_never_ends_is_killed_by_the_sync_and_another_one_goes_on(
+        self, make: Make, stuck: Stuck, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = make(stuck, sync_timeout_s=0.5)
+        queue = started(engine, 8)
+        stuck.inside.open().close()
+        pid = active_children()[0].pid
+        publish(engine, 1)
+        publish(engine, 2)  # over what it reads
+        assert engine.version == 2
+        assert (
+            f"rollout worker 0 (pid {pid}) did not end answers that began two versions ago within 0.5 s "
+            "(rollout.sync_timeout_s), with groups "
+        ) in caplog.text
+        queue.wait_for(1)
+        assert {reason for _, reason in queue.failed.values()} == {"worker_died"}
+        queue.dispatch([attrs.evolve(group, number=10 + number) for number, group in enumerate(groups(2))])
+        queue.wait_until(lambda: {10, 11} <= queue.finished.keys())
+        assert versions_of(queue.finished[10]) == {2}
+
+    def test_too_many_workers_that_hang_fail_the_next_sync(self, make: Make, stuck: Stuck) -> None:
+        engine = make(stuck, sync_timeout_s=0.5, max_restarts=0)
+        queue = started(engine, 8)
+        stuck.inside.open().close()
+        publish(engine, 1)
+        publish(engine, 2)
+        queue.wait_until(lambda: queue.closed)
+        with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts"):
+            publish(engine, 3)
+
+    @pytest.mark.parametrize("call", ["release", "pause", "use", "score", "resume"])
+    def test_whatever_a_stopped_worker_is_asked_the_sync_goes_on_without_it(
+        self, make: Make, call: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = make(sync_timeout_s=0.5)
+        queue = started(engine)
+        queue.wait_for(1)
+        pid = active_children()[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        arguments = {"release": (0,), "use": (1, 0), "score": (groups(1)[0].prompt.tokens,)}
+        said = getattr(engine._fleet, call)(*arguments.get(call, ()))
+        assert not said
+        assert f"rollout worker 0 (pid {pid}) did not " in caplog.text
+        assert "within 0.5 s (rollout.sync_timeout_s); sending SIGKILL" in caplog.text
+        engine.resume()
+        queue.dispatch([attrs.evolve(groups(1)[0], number=5)])
+        queue.wait_for(2)
+        assert list(queue.finished) == [0, 5]
+
+    def test_a_stopped_worker_that_takes_no_more_messages_delays_no_other(self, make: Make) -> None:
+        engine = make(sync_timeout_s=0.5, workers=2)
+        queue = started(engine, 64)
+        queue.wait_for(64)
+        ours = engine._fleet._members[0]
+        os.kill(ours.process.pid, signal.SIGSTOP)
+        while ours.send(None, 0.0):
+            pass
+        other = engine._fleet._members[1].process.pid
+        engine.pause()
+        assert [child.pid for child in active_children() if child.pid == other] == [other]
+        assert ours.is_dead()
+        engine.resume()
+
+    def test_an_undo_waits_only_a_moment_and_names_who_was_late(self, make: Make) -> None:
+        engine = make()
+        started(engine).wait_for(1)
+        engine.stage(full_state(build()), 1)
+        engine.flip()
+        pid = active_children()[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        late = rf"rollout worker 0 \(pid {pid}\) did not use version 0 within 1\.5 s, and was killed"
+        with pytest.raises(SyncError, match=late):
+            engine.unflip()
+        engine.unflip()
+        engine.resume()
+        assert time.monotonic() - began < 4
+        assert engine.version == 0
 
 
 class TestEnds:

@@ -100,7 +100,7 @@ def test_a_run_that_is_over_says_so_and_does_nothing(capsys: pytest.CaptureFixtu
     assert fit(RESUME, "trainer.total_steps=2") == 0
     assert fit(RESUME, "trainer.total_steps=1") == 0
 
-    assert "already_done (all 2 steps are done): 2 steps in" in capsys.readouterr().out
+    assert "already_done (all 2 steps are done): 0 steps in" in capsys.readouterr().out
     after = {
         path: path.read_bytes() for path in Path("runs/run").rglob("*") if path.is_file() and path.suffix != ".yaml"
     }
@@ -172,13 +172,32 @@ class TestWhatDoesNotFit:
         said = self.failed(capsys, "model.width=32")
 
         assert "the checkpoint is of another model: " in said
-        assert "its 'embedding.weight' is (13, 16) float32, here (13, 32) float32" in said
+        assert "its 'policy.embedding.weight' is (13, 16) float32, here (13, 32) float32" in said
 
     def test_more_layers_are_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "it has no '" in self.failed(capsys, "model.layers=2")
 
     def test_another_task_or_seed_is_not_gone_on_with(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "the task, its options or the seed are others" in self.failed(capsys, "seed=1")
+
+    @pytest.mark.parametrize("row", ['{"step": 1, "lo', None])
+    def test_rows_that_cannot_be_read_or_written_are_named(
+        self, capsys: pytest.CaptureFixture[str], row: str | None
+    ) -> None:
+        path = Path("runs/run/metrics.jsonl")
+        path.unlink()
+        if row is None:
+            path.mkdir()
+        else:
+            path.write_text(f"{row}\n")
+
+        said = self.failed(capsys)
+        assert "metrics.jsonl" in said
+        assert ("line 1, is no row" in said) == (row is not None)
+
+    def test_a_place_to_look_for_room_that_is_not_there_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("run.yaml").write_text(SMALL + "  - {use: disk_space, path: /nope}\n")
+        assert "disk_space.path = '/nope'" in self.failed(capsys)
 
     def test_damage_to_the_only_one_is_an_error_and_a_fresh_start_if_that_is_allowed(
         self, capsys: pytest.CaptureFixture[str]
@@ -240,7 +259,7 @@ class TestEpochs:
         capsys.readouterr()
 
         assert fit(*data, RESUME) == 0
-        assert "already_done (the data has ended): 3 steps" in capsys.readouterr().out
+        assert "already_done (the data has ended): 0 steps" in capsys.readouterr().out
         assert fit(*data, RESUME, "trainer.total_epochs=2") == 0
         assert rows()[-1]["ledger/groups/trained"] == 40
 
@@ -266,6 +285,8 @@ class Draws(Plugin):
     """Draws in every step."""
 
     own: np.random.Generator = state(factory=lambda: np.random.default_rng(5))
+    for_order: torch.Generator = state(factory=lambda: torch.Generator().manual_seed(6))
+    for_noise: torch.Generator = state(factory=lambda: torch.Generator().manual_seed(7))
     order: list[int] = state(factory=lambda: list(range(100)))
 
     @on(StepStart, adds=["metrics.row"])
@@ -277,6 +298,8 @@ class Draws(Plugin):
             "draws/torch": Last(float(torch.rand(1, dtype=torch.float64))),
             "draws/own": Last(float(self.own.random())),
             "draws/shuffled": Last(self.order[0]),
+            "draws/permuted": Last(float(torch.randperm(100, generator=self.for_order)[0])),
+            "draws/noise": Last(float(torch.rand(1, generator=self.for_noise))),
         })
 
 
@@ -301,8 +324,8 @@ def test_random_numbers_go_on_where_they_were_whatever_evaluation_draws() -> Non
     fit("trainer.total_steps=3")  # evaluates in step 3, since it is the last
     fit(RESUME)
 
-    keys = ("draws/python", "draws/numpy", "draws/torch", "draws/own", "draws/shuffled")
-    for key in keys:
+    for name in ("python", "numpy", "torch", "own", "shuffled", "permuted", "noise"):
+        key = f"draws/{name}"
         series = [row[key] for row in rows()]
         assert series == [row[key] for row in rows("whole")]
         assert len(set(series)) > 1
@@ -326,6 +349,16 @@ class Counter(Plugin):
         self.seen += 1
 '''
 
+    TAKES_ANOTHER = '''
+
+@attrs.define
+class Other(Counter):
+    """Reads what is not there."""
+
+    def load_state_dict(self, kept):
+        self.seen = kept["more"]["seen"]
+'''
+
     @pytest.fixture(autouse=True)
     def with_a_counter(self) -> None:
         Path("counter.py").write_text(self.COUNTER)
@@ -343,6 +376,19 @@ class Counter(Plugin):
         assert (
             fit(RESUME, "plugins.mine.enabled=false", "plugins.checkpoint.strict=false", "trainer.total_steps=3") == 0
         )
+
+    def test_a_state_that_does_not_fit_names_the_plugin_and_the_checkpoint(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        Path("changed.py").write_text(self.COUNTER.replace("seen", "counted"))
+        Path("other.py").write_text(self.COUNTER + self.TAKES_ANOTHER)
+        for use, cause in (("changed.py:Counter", "keeps no state 'seen'"), ("other.py:Other", "KeyError('more')")):
+            capsys.readouterr()
+            assert fit(RESUME, f"plugins.mine.use={use}", "trainer.total_steps=3") == 1
+            err = capsys.readouterr().err
+            assert "checkpoints/step_00000002: the state of the plugin 'mine' in the checkpoint of step 2" in err
+            assert cause in err
+            assert ("Traceback" in err) == use.startswith("other")  # somebody's code, found by its line
 
     def test_a_plugin_that_is_new_begins_anew_and_that_is_said(self, caplog: pytest.LogCaptureFixture) -> None:
         Path("run.yaml").write_text(Path("run.yaml").read_text() + "  - {use: 'counter.py:Counter', name: second}\n")

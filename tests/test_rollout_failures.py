@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hooktrainer import build_trainer, load_config
-from hooktrainer.errors import RolloutError, StarvedError
+from hooktrainer.errors import RolloutError, StarvedError, SyncError
 from hooktrainer.tasks.sort_digits import SortDigits
 
 RUN = """
@@ -91,6 +91,28 @@ def test_a_rollout_that_never_returns_is_given_up_starves_the_run_and_holds_up_n
     assert time.monotonic() - started < 5
     assert "group 0 ran longer than replay.group_timeout_s = 0.2" in caplog.text
     assert "rollout-0 did not return within 1.5 s and is abandoned" in caplog.text
+
+
+def test_a_rollout_that_never_returns_ends_the_sync_that_waits_for_it(
+    stuck: threading.Event, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = threading.Lock()
+
+    def score(*_: object) -> float:
+        if first.acquire(blocking=False):
+            stuck.wait()
+        return 0.5
+
+    monkeypatch.setattr(SortDigits, "score", score)
+    # Its groups are given up and replaced, but longer answers that it has in work keep their weights.
+    answers = ["rollout.workers=2", "rollout.n=2", "rollout.max_response_length=64"]
+    limits = ["replay.group_timeout_s=0.2", "rollout.sync_timeout_s=0.5"]
+    trainer = build_trainer(config("thread", *answers, *limits))
+
+    with pytest.raises(SyncError, match=r"version 2 was not published: waited 0\.5 s .* for rollout-[01] to end"):
+        trainer.fit()
+
+    assert trainer.ports.engine.version == 1
 
 
 def test_an_error_leaves_fit_while_another_worker_hangs(

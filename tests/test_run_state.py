@@ -17,7 +17,7 @@ from hooktrainer.config import TrainerConfig
 from hooktrainer.dispatch import Dispatcher
 from hooktrainer.errors import CheckpointError, RolloutError
 from hooktrainer.events import StepEnd
-from hooktrainer.groups import Group, Prompt, Trajectory
+from hooktrainer.groups import FailureReason, Group, Prompt, Trajectory
 from hooktrainer.limits import Limits
 from hooktrainer.run_state import LiveState, RunPlace
 from hooktrainer.strategies import Requeue, Strategy, Wait
@@ -177,6 +177,38 @@ def test_what_was_lost_and_not_yet_replaced_is_replaced_after_the_restart() -> N
     assert again.buffer.take_metrics()["replay/failed/worker_died"].value == 1
 
 
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(max_failed_groups=0), "error"),
+        (Limits(max_lost_groups=0), "worker_died"),
+        (Limits(max_lost_groups=0), "timeout"),
+    ],
+)
+def test_a_prompt_whose_failure_spends_the_budget_between_sampling_and_saving_is_tried_again_by_who_goes_on(
+    limits: Limits, reason: FailureReason
+) -> None:
+    parts = Parts(FakeBuffer(limits), count=6)
+    parts.buffer.set_policy(Wait(2))
+    parts.dispatcher.request(4)
+    groups = parts.buffer.claim(4)
+    for group in groups[:2]:
+        parts.buffer.finish(group, [answer()])
+    assert parts.train(2, 1) == ["0", "1"]
+    for group in groups[2:]:
+        parts.buffer.fail(group, RolloutError("boom"), reason)
+    parts.buffer.advance(1)
+    assert parts.buffer.trainable(2)  # so that the error is raised, though the data may have ended
+    again = Parts(FakeBuffer(limits), count=6)
+    again.buffer.set_policy(Wait(2))
+    again.state.restore(parts.state.capture(1))
+
+    assert sorted(again.rest()) == ["2", "3", "4", "5"]
+    assert (again.buffer.ledger.outstanding, again.buffer.ledger.imbalance) == (0, 0)
+    with pytest.raises(RolloutError, match="is spent"):
+        parts.train(1, 2)
+
+
 def test_a_prompt_whose_worker_died_last_of_all_is_not_forgotten() -> None:
     buffer = FakeBuffer()
     buffer.dispatch(prompts(1))
@@ -221,8 +253,21 @@ def test_the_learner_alone_can_be_put_back() -> None:
     parts.learner.update(())
     parts.dispatcher.request(1)
 
-    parts.state.restore_learner(snapshot)
+    parts.state.restore_learner(snapshot, step=3)
     assert parts.learner.updates == 1
+    assert parts.learner.steps[-1] == 3
+
+
+def test_a_copy_of_the_learner_alone_is_not_the_state_of_the_run() -> None:
+    parts = Parts()
+    latest = parts.state.capture(0)
+    parts.learner.update(())
+    kept = parts.state.capture_learner(1)
+    parts.learner.update(())
+    parts.state.restore_learner(kept, step=2)
+
+    assert parts.state.latest is latest
+    assert (parts.learner.updates, kept.step, kept.parts.keys()) == (1, 1, {"learner"})
 
 
 class TestTaskPrompts:
@@ -331,9 +376,15 @@ def test_a_run_that_breaks_in_every_step_trains_every_prompt_once(tmp_path: Path
     assert trainer(tmp_path, FakeLearner(), steps=None, prompts=FakePrompts(14)).fit().status == "already_done"
 
 
-@given(st.lists(st.sampled_from(["dispatch", "claim", "finish", "die", "sample", "advance", "restart"]), max_size=40))
-def test_no_prompt_is_lost_or_doubled_whatever_happened_before_a_restart(actions: list[str]) -> None:
-    parts, running, done = Parts(count=None), list[Group](), Counter[str]()
+ACTIONS = ["dispatch", "claim", "finish", "die", "raise", "sample", "advance", "restart"]
+
+
+@given(st.lists(st.sampled_from(ACTIONS), max_size=40), st.sampled_from([0, 1, 64]))
+def test_no_prompt_is_lost_or_doubled_whatever_happened_before_a_restart(actions: list[str], budget: int) -> None:
+    def made(count: int | None) -> Parts:
+        return Parts(FakeBuffer(Limits(max_failed_groups=0, max_lost_groups=budget)), count)
+
+    parts, running, done, broken = made(None), list[Group](), Counter[str](), False
     parts.buffer.set_policy(Requeue(1))
     for action in actions:
         if action == "dispatch":
@@ -344,19 +395,23 @@ def test_no_prompt_is_lost_or_doubled_whatever_happened_before_a_restart(actions
             parts.buffer.finish(running.pop(0), [answer()])
         elif action == "die" and running:
             parts.buffer.fail(running.pop(), RolloutError("died"), "worker_died")
-        elif action == "sample" and parts.buffer.take_metrics()["replay/finished"].value:
+            broken |= parts.buffer.take_metrics()["replay/failed/worker_died"].value > budget
+        elif action == "raise" and running:
+            parts.buffer.fail(running.pop(), RolloutError("raised"))
+            broken = True
+        elif action == "sample" and not broken and parts.buffer.take_metrics()["replay/finished"].value:
             engine = FakeEngine()
             engine.start(parts.buffer)
             done.update(parts.train(1, parts.buffer.version + 1, engine))
         elif action == "advance":
             parts.buffer.advance(parts.buffer.version + 1)
         elif action == "restart":
-            again = Parts(count=None)
+            again = made(None)
             again.buffer.set_policy(Requeue(1))
             again.state.restore(parts.state.capture(parts.buffer.version))
-            parts, running = again, []
+            parts, running, broken = again, [], False
     sent = parts.ports.prompts.state_dict()["next"]
-    again = Parts(count=sent)
+    again = made(sent)
     again.buffer.set_policy(Requeue(1))
     again.state.restore(parts.state.capture(parts.buffer.version))
 

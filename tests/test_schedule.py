@@ -88,6 +88,8 @@ def test_every_epoch_of_a_mini_batch_is_an_update() -> None:
         ({"lr_unit": "epoch"}, "optim.lr_unit: expected update or step, found 'epoch'"),
         ({"lr_decay": 10}, "optim.lr_decay: 10 has no effect without lr_decay_start"),
         ({"lr_decay_shape": "cosine"}, "optim.lr_decay_shape: cosine has no effect without lr_decay_start"),
+        ({"min_lr_ratio": 0.5}, "optim.min_lr_ratio: 0.5 has no effect without lr_decay_start"),
+        ({"lr": math.inf}, "optim.lr: "),
         ({"lr_warmup_updates": 3}, "optim.lr_warmup_updates: unknown key.* Did you mean 'lr_warmup'"),
         ({"micro_batch_size": 2, "micro_batch_tokens": 9}, "optim.micro_batch_tokens: .*leave one of them out"),
     ],

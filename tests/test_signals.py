@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from outside import FIT, ODD, PROCESSES, Outside, config
+from outside import CONFIG, FIT, ODD, PROCESSES, Outside, config
 
 GRACE_S = 5
 SAVING = "{use: checkpoint, every: 1000}"
@@ -74,6 +74,57 @@ def test_a_run_that_waits_for_groups_in_vain_ends_within_the_grace_time(tmp_path
     assert time.monotonic() - sent < GRACE_S
     assert run.ends == ["interrupted 0 SIGTERM"]
     assert "rollout-0 did not return within 1.5 s and is abandoned" in run.err
+    assert run.left() == []
+
+
+def test_a_run_that_waits_for_groups_saves_its_last_complete_step(tmp_path: Path) -> None:
+    (tmp_path / "later.py").write_text(
+        "import itertools, sys, threading\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
+        "CALLS = itertools.count(1)\n\n"
+        "@attrs.frozen(kw_only=True)\nclass Later(SortDigits):\n    def score(self, truth, answer):\n"
+        "        if next(CALLS) > 16:\n            sys.stdout.write('AT score\\n')\n            sys.stdout.flush()\n"
+        "            threading.Event().wait()\n        return super().score(truth, answer)\n"
+    )
+    # Two steps of four groups with two answers each; nothing more is ever sampled.
+    run = fit(tmp_path, config(plugins=[SAVING]), "task.use=later.py:Later", "rollout.batching=group")
+    run.until("AT score")
+    while not (tmp_path / "runs/run/metrics.jsonl").exists() or run.rows() != [1, 2]:
+        time.sleep(0.01)
+    sent = run.send(signal.SIGTERM)
+
+    assert run.ended() == 143
+    assert time.monotonic() - sent < GRACE_S
+    assert run.checkpoints() == ["step_00000002"]
+    assert run.ends == ["interrupted 2 SIGTERM"]
+    assert run.left() == []
+
+
+@pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_run_that_goes_from_step_to_step_saves_its_last_complete_step(engine: str, tmp_path: Path) -> None:
+    run = fit(tmp_path, config(text=CONFIG if engine == "thread" else PROCESSES, plugins=[SAVING]))
+    run.until("step", times=3)
+    sent = run.send(signal.SIGTERM)
+
+    assert run.ended() == 143
+    assert time.monotonic() - sent < GRACE_S
+    last = run.rows()[-1]
+    assert run.checkpoints() == [f"step_{last:08d}"]
+    assert run.ends == [f"interrupted {last} SIGTERM"]
+    assert run.left() == []
+
+
+@pytest.mark.parametrize("before", ["pause", *(pytest.param(at, marks=pytest.mark.slow) for at in ("stage", "flip"))])
+def test_a_worker_that_is_stopped_in_a_sync_does_not_keep_the_run_from_ending(before: str, tmp_path: Path) -> None:
+    plugins = [SAVING, f"{{use: 'odd_plugins:Stops', before: {before}}}"]
+    run = fit(tmp_path, config(text=PROCESSES, plugins=plugins))
+    run.until(f"AT {before}")
+    sent = run.send(signal.SIGTERM)
+
+    assert run.ended() == 143
+    assert time.monotonic() - sent < GRACE_S
+    assert run.checkpoints() == ["step_00000002"]
+    assert run.ends == ["interrupted 2 SIGTERM"]
+    assert "sending SIGKILL" in run.err
     assert run.left() == []
 
 

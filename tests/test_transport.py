@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hooktrainer import ports
-from hooktrainer.canary import Canary
-from hooktrainer.checksums import checksum
 from hooktrainer.errors import SyncError
 from hooktrainer.transports.same_host import SameHost
+from hooktrainer.weights.canary import Canary
+from hooktrainer.weights.checksums import checksum
 
 TOKENS = np.array([3, 1, 2])
 STEPS = ("spec", "stage", "pause", "flip", "version", "logprobs", "resume")

@@ -18,7 +18,7 @@ from hooktrainer.algorithms.returns import (
     token_rewards,
     whiten,
 )
-from hooktrainer.algorithms.shaping import has_signal, overlong_penalty
+from hooktrainer.algorithms.shaping import overlong_penalty
 
 Dtype = torch.dtype
 
@@ -61,15 +61,6 @@ def test_overlong_penalty(dtype: Dtype) -> None:
     assert_vector(overlong_penalty(lengths, max_length=20, buffer=4), [0, 0, -0.25, -0.5, -1, -1])
     whole = overlong_penalty(lengths.long(), max_length=20, buffer=4)
     assert whole.tolist() == [0, 0, -0.25, -0.5, -1, -1]
-
-
-def test_dynamic_sampling_keeps_what_differs() -> None:
-    groups = [[0.0, 0.0, 0.0], [1.0, 1.0], [1.0, 0.0, 0.0], [1.0]]
-    assert [has_signal(scores) for scores in groups] == [False, False, True, False]
-    assert not has_signal([0.1, 0.1, 0.1])
-    assert not has_signal([])
-    scores = [score for group in groups for score in group]
-    assert sum(scores) / len(scores) == pytest.approx(0.444444444)
 
 
 def test_reinforce_plus_plus_with_a_divergence_in_the_reward_and_a_gap(dtype: Dtype) -> None:

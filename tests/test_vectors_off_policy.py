@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tokens import HIDDEN as _
-from tokens import assert_vector, bools, ints, slope, tensor
+from tokens import assert_vector, bools, ints, slope, tensor, totals_of
 
 from hooktrainer.algorithms import corrections, registry
 from hooktrainer.algorithms.aggregation import Totals, token_mean
@@ -188,7 +188,7 @@ def test_entropy(dtype: Dtype, temperature: float, expected: list[float], batch:
     logits, mask = tensor([[[2, 1, 0, -1], [0, 0, 0, 0], [1, -1, 3, 0.5]]], dtype), bools([[1, 1, 0]])
     found = entropy(log_policy(logits, temperature))
     assert_vector(found, [expected])
-    assert_vector(token_mean(found, mask, Totals.of(mask, ints([0]))), batch)
+    assert_vector(token_mean(found, mask, totals_of(mask, ints([0]))), batch)
 
 
 MODES = {
@@ -202,7 +202,7 @@ MODES = {
 
 def test_every_aggregation_mode_on_a_ragged_mask_with_an_empty_answer(dtype: Dtype) -> None:
     loss, mask, groups = tensor(LOSS, dtype), visible(LOSS), ints(PROMPTS)
-    totals = Totals.of(mask, groups)
+    totals = totals_of(mask, groups)
     assert totals == Totals(tokens=10, sequences=4, prompt_tokens=(6, 4))
     available = {"values": loss, "mask": mask, "groups": groups, "totals": totals, "max_response_length": 8}
 
@@ -213,7 +213,7 @@ def test_every_aggregation_mode_on_a_ragged_mask_with_an_empty_answer(dtype: Dty
 
 def test_a_mean_per_micro_batch_would_depend_on_the_split(dtype: Dtype) -> None:
     loss, mask, groups = tensor(LOSS, dtype), visible(LOSS), ints(PROMPTS)
-    means = [token_mean(loss[i:j], mask[i:j], Totals.of(mask[i:j], groups[i:j])) for i, j in ((0, 3), (3, 5))]
+    means = [token_mean(loss[i:j], mask[i:j], totals_of(mask[i:j], groups[i:j])) for i, j in ((0, 3), (3, 5))]
     assert_vector(torch.stack(means).mean(), 2.0952381)
 
 

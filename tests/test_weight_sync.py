@@ -18,8 +18,6 @@ from stale_heads import StaleHead, StaleInWorkers, policy
 from torch import Tensor, nn
 
 from hooktrainer import Plugin, build_trainer, on
-from hooktrainer.canary import Canary
-from hooktrainer.checksums import checksum
 from hooktrainer.config import config_from_mapping
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
 from hooktrainer.events import FitStart, StepEnd, WeightsSynced
@@ -34,6 +32,8 @@ from hooktrainer.rollout.process import Process
 from hooktrainer.rollout.thread import Thread
 from hooktrainer.rollout.weights import DoubleBuffer, Modules
 from hooktrainer.transports.same_host import SameHost
+from hooktrainer.weights.canary import Canary
+from hooktrainer.weights.checksums import checksum
 
 TOKENS = np.array([4, 2, 3, 5, 2])
 ENGINES: Mapping[str, Sampling] = {
@@ -131,8 +131,8 @@ class TestCanary:
 
     def test_the_learner_scores_without_dropout_and_goes_on_as_it_was(self) -> None:
         class Dropped(type(policy())):
-            def _logits(self, stream: Tensor) -> Tensor:
-                return super()._logits(nn.functional.dropout(stream, training=self.training))
+            def project(self, states: Tensor) -> Tensor:
+                return super().project(nn.functional.dropout(states, training=self.training))
 
         learner = policy(Dropped).train()
         learner.norm.eval()
@@ -188,7 +188,7 @@ class TestWorkers:
         engine.start(queue := Queue(groups(8)))
         queue.wait_for(8)
         unknown = Canary(tokens=np.array([10**6, 1]), logprobs=np.zeros(1, np.float32), atol=1.0)
-        with pytest.raises(RolloutError, match=r"rollout worker 0 \(pid \d+\) could not score the canary") as caught:
+        with pytest.raises(RolloutError, match=r"rollout worker \d \(pid \d+\) could not score the canary") as caught:
             engine._fleet.score(unknown.tokens)
         assert isinstance(caught.value.__cause__, IndexError)
         with pytest.raises(SyncError, match="version 1 was not published: index out of range"):

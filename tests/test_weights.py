@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import TypeAlias
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hooktrainer.checksums import BLOCK_BYTES, checksum
+import hooktrainer.rollout.weights as weights_module
 from hooktrainer.errors import SyncError
 from hooktrainer.models.policy import full_state
 from hooktrainer.rollout.echo import Echo, ends_of
 from hooktrainer.rollout.shared import Layout, adopt
 from hooktrainer.rollout.weights import DoubleBuffer, Modules
+from hooktrainer.weights.checksums import BLOCK_BYTES, checksum
 
 Make: TypeAlias = Callable[[Callable[[], nn.Module]], "Weights"]
 
@@ -24,8 +27,8 @@ Make: TypeAlias = Callable[[Callable[[], nn.Module]], "Weights"]
 class Weights(DoubleBuffer):
     """A double buffer with its modules, as an engine in one process has it."""
 
-    def __init__(self, policy: Callable[[], nn.Module], share: bool) -> None:
-        modules = Modules(policy)
+    def __init__(self, policy: Callable[[], nn.Module], share: bool, **options: float) -> None:
+        modules = Modules(policy, **options)
         sets = [full_state(module) for module in modules.modules]
         if share:
             layout = Layout.of(sets[0])
@@ -146,6 +149,46 @@ class TestDoubleBuffer:
         weights.unflip()
         assert value_of(weights) == (1, 1.0)
 
+    def test_an_unflip_that_was_broken_off_at_any_line_can_be_called_again(self, make: Make) -> None:
+        places = 0
+        while True:
+            weights = make(Three)
+            publish_to(weights, 1)
+            publish_to(weights, 2)
+            if not broken_off(weights.unflip, at=places):
+                break
+            places += 1
+            weights.unflip()
+            assert (weights.version, *value_of(weights)) == (1, 1, 1.0), places
+        assert places > 5
+
+    def test_a_reader_that_never_ends_fails_the_stage_and_is_named(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("hooktrainer.rollout.waiting.REMINDER_S", 0.1)
+        weights = make(Three, sync_timeout_s=0.25)
+        publish_to(weights, 1)
+        inside, done = threading.Event(), threading.Event()
+
+        def read() -> None:
+            with weights.reading():
+                inside.set()
+                done.wait()
+
+        reader = threading.Thread(target=read, name="rollout-7")
+        reader.start()
+        inside.wait()
+        publish_to(weights, 2)
+        awaited = "rollout-7 to end answers that began two versions ago"
+        with pytest.raises(SyncError, match=rf"waited 0\.25 s \(rollout\.sync_timeout_s\) for {awaited}\. A `score`"):
+            weights.stage(versioned(3), 3)
+        assert f"a weight sync is still waiting: {awaited}" in caplog.text
+        assert value_of(weights) == (2, 2.0)
+        done.set()
+        reader.join()
+        publish_to(weights, 3)
+        assert value_of(weights) == (3, 3.0)
+
     def test_the_copy_shares_no_memory_with_the_learner(self, make: Make) -> None:
         learner, weights = Three(), make(Three)
         with torch.no_grad():
@@ -171,6 +214,31 @@ class TestDoubleBuffer:
         made = iter([Three(), module])
         with pytest.raises(SyncError, match="'a' shares memory"):
             make(lambda: next(made)).stage(full_state(module), 1)
+
+
+def broken_off(call: Callable[[], None], at: int) -> bool:
+    """Interrupt a call at one of the lines that it runs in the module of the buffer; False if it runs fewer."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal lines
+        if frame.f_code.co_filename != weights_module.__file__:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at + 1:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 def publish_to(weights: Weights, version: int) -> None:

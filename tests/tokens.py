@@ -10,6 +10,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from hooktrainer.algorithms.aggregation import Totals
+
 HIDDEN = None
 """Stands for a position without a mask: NaN on input, 0 on output."""
 TOLERANCE = {torch.float64: {"rtol": 1e-7, "atol": 1e-9}, torch.float32: {"rtol": 5e-6, "atol": 1e-6}}
@@ -111,3 +113,16 @@ class Ragged:
         """By the names of the registry."""
         named = {field.name: getattr(self, field.name) for field in attrs.fields(Ragged)}
         return named | {"lengths": self.mask.sum(dim=1), "log_ratio": self.log_ratio}
+
+
+def totals_of(
+    mask: Tensor, groups: Tensor, *, num_groups: int | None = None, reduce: Callable[[Tensor], Tensor] = lambda x: x
+) -> Totals:
+    """What a mask counts whose answers belong to these groups, over all ranks that `reduce` adds up."""
+    lengths = mask.sum(dim=1)
+    size = num_groups if num_groups is not None else int(groups.max()) + 1 if len(groups) else 0
+    counts = lengths.new_zeros(2 + size)
+    counts[0], counts[1] = lengths.sum(), (lengths > 0).sum()
+    counts[2:].index_add_(0, groups, lengths)
+    tokens, sequences, *prompt_tokens = (int(count) for count in reduce(counts).tolist())
+    return Totals(tokens, sequences, tuple(prompt_tokens))

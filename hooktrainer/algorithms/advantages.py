@@ -8,6 +8,8 @@ negative epsilon. A group whose rewards are all the same has the advantage 0 exa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ def grpo(rewards: Tensor, groups: Tensor, *, epsilon: float = 1e-6) -> Tensor:
 
     Source: DeepSeekMath (2402.03300) §4.1, with the epsilon of verl; TRL has 1e-4.
     """
-    _check_epsilon(epsilon)
+    check_epsilon(epsilon)
     return _where_they_differ(rewards, groups, centred(rewards, groups) / (_std(rewards, groups) + epsilon))
 
 
@@ -60,7 +62,7 @@ def maxrl(rewards: Tensor, groups: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     Raises `RunError` for a negative reward: a mean near 0 or below it would turn advantages round. Source: MaxRL, as in
     SkyRL, which leaves the reward itself to a group of one.
     """
-    _check_epsilon(epsilon)
+    check_epsilon(epsilon)
     difference = centred(rewards, groups)
     if bool((rewards < 0).any()):
         raise RunError(
@@ -107,6 +109,7 @@ def _where_they_differ(rewards: Tensor, groups: Tensor, advantages: Tensor) -> T
     return torch.where((lowest == highest)[groups], 0.0, advantages)
 
 
-def _check_epsilon(epsilon: float) -> None:
-    if not 0 <= epsilon < float("inf"):
+def check_epsilon(epsilon: Any) -> None:
+    """Raise `ConfigError` unless it is a finite number of at least 0."""
+    if not isinstance(epsilon, (int, float)) or not 0 <= epsilon < float("inf"):
         raise ConfigError(f"epsilon must be a finite number of at least 0, found {epsilon}")

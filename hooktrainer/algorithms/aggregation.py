@@ -9,13 +9,11 @@ Shapes: B answers, T tokens, G prompts. Masked positions may hold anything, NaN 
 
 from __future__ import annotations
 
-from itertools import zip_longest
-
 import attrs
 import torch
 from torch import Tensor
 
-from hooktrainer.algorithms.masking import Reduce, lengths_of, on_one_rank, selected
+from hooktrainer.algorithms.masking import lengths_of, selected
 from hooktrainer.errors import ConfigError
 
 
@@ -34,26 +32,6 @@ class Totals:
     def prompts(self) -> int:
         """Prompts with at least one such token."""
         return sum(count > 0 for count in self.prompt_tokens)
-
-    @classmethod
-    def of(cls, mask: Tensor, groups: Tensor, *, num_groups: int | None = None, reduce: Reduce = on_one_rank) -> Totals:
-        """Count a bool mask (B, T) whose answers belong to `groups` (B,), over all ranks that `reduce` adds up.
-
-        Groups are numbered through the whole mini-batch, `num_groups` of them; with several ranks it must be given.
-        """
-        lengths = mask.sum(dim=1)
-        if num_groups is None:
-            num_groups = int(groups.max()) + 1 if len(groups) else 0
-        counts = lengths.new_zeros(2 + num_groups)
-        counts[0], counts[1] = lengths.sum(), (lengths > 0).sum()
-        counts[2:].index_add_(0, groups, lengths)
-        tokens, sequences, *prompt_tokens = (int(count) for count in reduce(counts).tolist())
-        return cls(tokens, sequences, tuple(prompt_tokens))
-
-    def merge(self, other: Totals) -> Totals:
-        """Both parts of a mini-batch together."""
-        pairs = zip_longest(self.prompt_tokens, other.prompt_tokens, fillvalue=0)
-        return Totals(self.tokens + other.tokens, self.sequences + other.sequences, tuple(map(sum, pairs)))
 
 
 def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:

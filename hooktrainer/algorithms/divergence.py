@@ -51,11 +51,6 @@ class Divergence:
     clamped: float = 0
     """Tokens whose exponent was clamped."""
 
-    def merge(self, other: Divergence) -> Divergence:
-        """Both sets of tokens together."""
-        pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
-        return Divergence(*(mine + its for mine, its in pairs))
-
     @property
     def effective_sample_size(self) -> float:
         """(Σw)² / (N Σw²) over tokens, between 1/N and 1; 0 if every weight is 0. Source: Kish (1965)."""

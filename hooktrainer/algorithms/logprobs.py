@@ -18,6 +18,9 @@ def of_tokens(log_policy: Tensor, tokens: Tensor) -> Tensor:
 
 
 def entropy(log_policy: Tensor) -> Tensor:
-    """-Σ p log p in nats, also where p is 0. Shape (..., V) -> (...)."""
-    terms: Tensor = torch.special.entr(log_policy.exp())
-    return terms.sum(dim=-1)
+    """-Σ p log p in nats, also where p is 0 or too small for its type. Shape (..., V) -> (...).
+
+    Log p is used as it is, since the logarithm of a p that was rounded to 0 has no finite gradient.
+    """
+    lowest = torch.finfo(log_policy.dtype).min
+    return -(log_policy.exp() * log_policy.clamp(min=lowest)).sum(dim=-1)

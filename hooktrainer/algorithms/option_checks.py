@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from attrs.validators import and_, instance_of
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import attrs
 
     from hooktrainer.algorithms.options import Algorithm
-
-_DUAL_CLIP: Final = ("ppo_clip", "decoupled_ppo")
 
 
 def is_known(names: Mapping[str, str]) -> Any:
@@ -59,17 +57,51 @@ def applies_a_weight(algorithm: Algorithm, _: attrs.Attribute[Any], value: float
         raise ConfigError(f"behaviour_weight_low = {low} is above behaviour_weight_high = {high}")
 
 
-def reads_dual_clip(algorithm: Algorithm, _: attrs.Attribute[Any], value: float | None) -> None:
-    """The built-in losses without dual clip would pass over its bound."""
-    loss = algorithm.policy_loss
-    if value is not None and loss in registry.POLICY_LOSSES and loss not in _DUAL_CLIP:
-        raise ConfigError(f"{value} bounds nothing: {loss} has no dual clip. {' and '.join(_DUAL_CLIP)} have")
+def is_taken(algorithm: Algorithm, key: attrs.Attribute[Any], value: float | None) -> None:
+    """An option is for a function that takes it; what a function of the user's own takes is seen once it is loaded."""
+    names = {section_key: getattr(algorithm, section_key) for section_key in registry.FUNCTIONS}
+    own = any(name != "none" and name not in registry.FUNCTIONS[at] for at, name in names.items())
+    if value is None or own or any(key.name in registry.OPTIONS.get(name, ()) for name in names.values()):
+        return
+    raise ConfigError(registry.taken_by_none(key.name, value, names.values()))
+
+
+def has_a_divergence(algorithm: Algorithm, key: attrs.Attribute[Any], value: object) -> None:
+    """What says how the divergence is taken needs one."""
+    if value != key.default and not algorithm.kl_coeff:
+        shown = "it" if value is True else str(value)
+        raise ConfigError(f"{shown} has no effect with kl_coeff = 0: there is no reference model; set kl_coeff")
+
+
+def has_a_buffer(algorithm: Algorithm, key: attrs.Attribute[Any], value: float) -> None:
+    """A penalty needs the tokens in which it grows."""
+    if value != key.default and algorithm.overlong_buffer is None:
+        raise ConfigError(f"{value} has no effect without overlong_buffer, the tokens in which the penalty grows")
+
+
+def has_a_gradient(algorithm: Algorithm, _: attrs.Attribute[str], value: str) -> None:
+    """k1 in the loss needs the correction: its own gradient is 0 on average."""
+    if value == "k1" and algorithm.kl_coeff and algorithm.kl_in == "loss" and not algorithm.kl_off_policy_correction:
+        raise ConfigError(
+            "k1 in the loss pulls nowhere on average, since only its value is unbiased; take k2 or k3, or kl_in: "
+            "reward, or kl_off_policy_correction: true"
+        )
 
 
 def reaches_the_loss(algorithm: Algorithm, _: attrs.Attribute[bool], value: bool) -> None:
     """A correction of the loss needs the divergence there."""
     if value and algorithm.kl_in == "reward":
         raise ConfigError("it weighs the divergence in the loss, and kl_in is reward")
+
+
+def is_known_before(algorithm: Algorithm, _: attrs.Attribute[str], value: str) -> None:
+    """A divergence in the reward is taken before the first update, when an interpolated policy is not known yet."""
+    if value == "reward" and algorithm.proximal_policy == "log_linear":
+        raise ConfigError(
+            "the reward needs the proximal policy before the first update, and log_linear makes it of the current one "
+            "in each update; take proximal_policy: recompute, or bypass for the sampler's log-probabilities, or "
+            "kl_in: loss"
+        )
 
 
 def weighs_something(algorithm: Algorithm, _: attrs.Attribute[str], value: str) -> None:

@@ -75,6 +75,18 @@ BEHAVIOUR_WEIGHTS: Final[Mapping[str, str]] = MappingProxyType(
 )  # fmt: skip
 """Inputs: log_ratio (B, T) of proximal to behaviour policy, mask (B, T). Returns weights (B, T)."""
 
+OPTIONS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "ppo_clip": frozenset({"clip_ratio_low", "clip_ratio_high", "clip_ratio_c"}),
+        "gspo": frozenset({"clip_ratio_low", "clip_ratio_high"}),
+        "cispo": frozenset({"cispo_max_ratio"}),
+        "decoupled_ppo": frozenset({"clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "behaviour_weight_cap"}),
+        "reinforce_plus_plus": frozenset({"gamma"}),
+        "gae": frozenset({"gamma", "lam"}),
+    }
+)
+"""Keys of the `algorithm` section that the functions of these names take; those of other names take none."""
+
 FUNCTIONS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         "adv_estimator": ADVANTAGE_ESTIMATORS,
@@ -129,25 +141,13 @@ def bind(
     ]
     options |= {key: _like(name, key, value, named.get(key)) for key, value in args.items()}
     faults += [
-        _lacking(name, key, inputs, given)
+        _lacking(name, key, inputs, given, section or {})
         for key, parameter in named.items()
         if parameter.default is parameter.empty and key not in inputs and key not in options
     ]
     if faults:
         raise ConfigError([Fault("", fault) for fault in faults])
     return Bound(name, function, frozenset(named).intersection(inputs), options)
-
-
-def call(function: Callable[..., Any], available: Mapping[str, object]) -> Any:
-    """Call a function with those of the available things that its parameters name.
-
-    Raises `ConfigError` if one without a default is not there.
-    """
-    named = _parameters(getattr(function, "__name__", "the function"), function)
-    lacking = [key for key, parameter in named.items() if parameter.default is parameter.empty and key not in available]
-    if lacking:
-        raise ConfigError(_lacking(getattr(function, "__name__", str(function)), lacking[0], available, {}))
-    return function(**{key: available[key] for key in named if key in available})
 
 
 def check(name: str, known: Mapping[str, str]) -> None:
@@ -161,6 +161,13 @@ def check(name: str, known: Mapping[str, str]) -> None:
     elif name not in known and not (function.isidentifier() and all(part.isidentifier() for part in where.split("."))):
         forms = "package.module:function or file.py:function"
         raise ConfigError(f"'{name}' is unknown; it takes {', '.join(known)}, {forms}.{did_you_mean(name, known)}")
+
+
+def taken_by_none(key: str, value: object, names: Collection[str]) -> str:
+    """That an option is set which none of the functions of these names takes."""
+    takers = [name for name, taken in OPTIONS.items() if key in taken]
+    wanted = [name for name in names if name != "none"]
+    return f"{value} has no effect: {key} is an option of {', '.join(takers)}, and of none of {', '.join(wanted)}"
 
 
 def resolve(name: str, known: Mapping[str, str]) -> Callable[..., Any]:
@@ -187,7 +194,9 @@ def _parameters(name: str, function: Callable[..., Any]) -> Mapping[str, inspect
     return parameters
 
 
-def _lacking(name: str, key: str, inputs: Collection[str], given: Collection[str]) -> str:
+def _lacking(name: str, key: str, inputs: Collection[str], given: Collection[str], section: Collection[str]) -> str:
+    if key in section:
+        return f"'{name}' asks for '{key}' and has no usual value for it: set algorithm.{key}"
     there = ", ".join(sorted(inputs))
     return f"'{name}' asks for '{key}', which nobody gives; there are {there}.{did_you_mean(key, {*inputs, *given})}"
 

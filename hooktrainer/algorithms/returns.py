@@ -55,7 +55,8 @@ def whiten(values: Tensor, mask: Tensor, *, reduce: Reduce = on_one_rank) -> Ten
     if count < 2:
         raise RunError(
             f"whitening needs at least 2 tokens, and the mini-batch has {int(count)}: use a larger "
-            "trainer.ppo_mini_batch_size, or an estimator that does not whiten"
+            "trainer.ppo_mini_batch_size, leave fewer answers out (algorithm.overlong_filtering), or take an estimator "
+            "that does not whiten"
         )
     deviations = selected(values - total / count, mask)
     variance = reduce((deviations**2).sum()) / (count - 1)

@@ -56,7 +56,7 @@ class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.arrays: dict[str, np.ndarray] = {}
-        self._tied: dict[tuple[object, ...], str] = {}
+        self._tied: dict[tuple[object, ...], tuple[str, Tensor]] = {}  # held, so that no other gets their memory
 
     def tree(self, value: Any, path: str, depth: int) -> Any:
         if depth > _DEPTH:
@@ -113,10 +113,10 @@ class _Encoder:
         tensor = tensor.detach()
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if tensor.numel() and place in self._tied:
-            return self._tied[place]
+            return self._tied[place][0]
         name = _free(path, self.tensors)
         self.tensors[name] = tensor.to("cpu", copy=True).contiguous()
-        self._tied[place] = name
+        self._tied[place] = name, tensor
         return name
 
     def _array(self, array: np.ndarray, path: str) -> str:

@@ -42,6 +42,7 @@ def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> N
     _write_tensors(snapshot, directory)
     found = {}
     for path in sorted(directory.iterdir()):
+        path.chmod(directory.stat().st_mode & 0o666)  # safetensors makes files that nobody else may read
         files.sync(path)
         found[path.name] = {"bytes": path.stat().st_size, "sha256": _checksum(path)}
     body = {"format": FORMAT, "step": snapshot.step, "scores": dict(scores), "files": found}

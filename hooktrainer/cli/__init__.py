@@ -103,6 +103,10 @@ def _exit_text(error: SystemExit) -> str:
 
 
 def _failure_text(error: HookTrainerError) -> str:
-    if error.__cause__ is not None:  # what somebody's code raised is found by its traceback alone
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    if not isinstance(chain[-1], HookTrainerError):  # what somebody's code raised is found by its traceback alone
         return "".join(traceback.format_exception(error))
-    return "\n".join([f"the run failed: {error}", *(f"  {note}" for note in getattr(error, "__notes__", ())), ""])
+    notes = [note for raised in chain for note in getattr(raised, "__notes__", ())]
+    return "\n".join([f"the run failed: {': '.join(map(str, chain))}", *(f"  {note}" for note in notes), ""])

@@ -23,8 +23,9 @@ def run(args: argparse.Namespace) -> int:
     with handled() as interrupts:
         try:
             return _train(args)
-        except Exception:
-            interrupts.raise_it()  # what went wrong is what somebody's code made of the signal
+        except Exception as error:
+            if not interrupts.came_before_signals(error):  # else it is what somebody's code made of the signal
+                interrupts.raise_it()
             raise
 
 
@@ -42,7 +43,9 @@ def _train(args: argparse.Namespace) -> int:
         complain(f"{_steps(trainer.ports.buffer.version)} complete, {kept}\n")
         raise
     reason = f" ({result.reason})" if result.reason else ""
-    say(f"{result.status}{reason}: {_steps(result.step)} in {result.seconds:.1f} s, {kept}\n")
+    gone_on = f" ({result.began + 1} to {result.step})" if 0 < result.began < result.step else ""
+    made = f"{_steps(result.step - result.began)}{gone_on}"
+    say(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
     return 0
 
 

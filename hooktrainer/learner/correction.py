@@ -17,7 +17,6 @@ from hooktrainer.algorithms.policy_losses import TokenLoss
 from hooktrainer.algorithms.registry import Bound
 from hooktrainer.algorithms.rejection import rejection
 from hooktrainer.learner.batch import PaddedBatch
-from hooktrainer.learner.bound import bound
 from hooktrainer.learner.update_metrics import DIVERGENCE
 
 
@@ -26,15 +25,7 @@ class Correction:
     """A weight and criteria of rejection, on the ratio of proximal to behaviour policy."""
 
     _algorithm: Algorithm
-    _weight: Bound | None = None
-
-    @classmethod
-    def of(cls, algorithm: Algorithm) -> Correction:
-        """What the configuration asks for."""
-        if algorithm.behaviour_weight == "none":
-            return cls(algorithm)
-        args = algorithm.behaviour_weight_args
-        return cls(algorithm, bound(algorithm, "behaviour_weight", ("log_ratio", "mask"), args))
+    _weight: Bound | None
 
     def __call__(self, result: TokenLoss, proximal: Tensor, part: PaddedBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each token, (b, t), and sums over tokens to be reported."""

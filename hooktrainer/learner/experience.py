@@ -12,20 +12,22 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from hooktrainer.algorithms.advantages import require_finite
 from hooktrainer.algorithms.aggregation import Totals
 from hooktrainer.algorithms.kl import kl
 from hooktrainer.algorithms.masking import selected
 from hooktrainer.algorithms.options import Algorithm
 from hooktrainer.algorithms.returns import token_rewards
 from hooktrainer.algorithms.shaping import overlong_penalty
-from hooktrainer.errors import ConfigError, Fault
+from hooktrainer.errors import ConfigError, Fault, NonFiniteError
 from hooktrainer.learner.batch import PaddedBatch
-from hooktrainer.learner.bound import bound
+from hooktrainer.learner.bound import Functions
 from hooktrainer.learner.critic import Critic
 from hooktrainer.learner.forward import logprobs_of, over_all, states_of
 from hooktrainer.learner.micro_batches import Cut
 from hooktrainer.learner.proximal import ProximalPolicy
 from hooktrainer.learner.ranks import Ranks
+from hooktrainer.models.policy import in_eval_mode
 
 _OF_ANSWERS: Final = {"rewards", "groups", "lengths"}
 
@@ -95,21 +97,29 @@ class Models:
 class Preparation:
     """Makes experience of batches."""
 
-    def __init__(self, algorithm: Algorithm, models: Models, *, max_response_length: int | None, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        functions: Functions,
+        models: Models,
+        *,
+        max_response_length: int | None,
+        ranks: Ranks,
+    ) -> None:
         self._algorithm = algorithm
         self._models = models
         self._max_length = max_response_length
         self._ranks = ranks
         self._in_reward = models.reference is not None and algorithm.kl_in == "reward"
-        inputs = {"rewards", "groups", "lengths", "mask", "token_rewards", "reduce"}
-        inputs |= set() if models.critic is None else {"values"}
-        self._estimate = bound(algorithm, "adv_estimator", inputs, algorithm.adv_args)
+        self._estimate = functions.advantages
 
     @torch.no_grad()
-    def __call__(self, batch: PaddedBatch, cuts: Sequence[Cut], *, kl_coeff: float) -> Experience:
-        """All passes, and all that is counted over the whole mini-batch."""
+    def __call__(self, batch: PaddedBatch, cuts: Sequence[Cut], *, kl_coeff: float) -> Experience | None:
+        """All passes, and all that is counted over the whole mini-batch; None if no rank has a token to train on."""
         groups = batch.groups.tolist()
         totals, first = self._ranks.totals(batch.lengths.tolist(), groups, max(groups, default=-1) + 1)
+        if not totals.tokens:
+            return None
         proximal, reference, values = self._passes(batch, cuts)
         divergence = None
         if self._in_reward:
@@ -140,7 +150,9 @@ class Preparation:
         device = batch.mask.device if divergence is not None or asked - _OF_ANSWERS else batch.scores.device
         if "token_rewards" in asked or divergence is not None:
             of_tokens = token_rewards(rewards.to(device), batch.mask, divergence, kl_coeff=kl_coeff)
-            rewards = rewards if divergence is None else of_tokens.sum(dim=1)
+        if divergence is not None:  # an answer without a token keeps its score
+            rewards = rewards.to(device) - kl_coeff * divergence.sum(dim=1)
+        self._require_finite(rewards)
         found = self._estimate(
             {
                 "rewards": rewards.to(device),
@@ -158,20 +170,28 @@ class Preparation:
             raise ConfigError([Fault("critic.use", fault)])
         return rewards, advantages.to(batch.mask.device), returns
 
+    def _require_finite(self, rewards: Tensor) -> None:
+        """Whatever is not finite on one rank is an error on all, so that none waits for another."""
+        if self._ranks.size > 1 and self._ranks.any(not bool(torch.isfinite(rewards).all())):
+            require_finite(rewards)
+            raise NonFiniteError("a reward of another rank is not finite, of which no advantage can be made")
+
     def _passes(self, batch: PaddedBatch, cuts: Sequence[Cut]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Log-probabilities of proximal policy and reference, and values, as far as they are needed."""
         models, proximal, reference, values = self._models, None, None, None
         if models.proximal.recomputes:
             module = models.proximal.module
-            proximal = over_all(cuts, batch.behaviour, lambda part: logprobs_of(module, part, models.temperature))
+            with in_eval_mode(module):
+                proximal = over_all(cuts, batch.behaviour, lambda part: logprobs_of(module, part, models.temperature))
         if (frozen := models.reference) is not None:
             reference = over_all(cuts, batch.behaviour, lambda part: logprobs_of(frozen, part, models.temperature))
         if (critic := models.critic) is not None:
-            values = over_all(
-                cuts,
-                batch.behaviour,
-                lambda part: critic(part, None if critic.own is not None else states_of(models.policy, part)),
-            )
+            with in_eval_mode(models.policy, critic):
+                values = over_all(
+                    cuts,
+                    batch.behaviour,
+                    lambda part: critic(part, None if critic.own is not None else states_of(models.policy, part)),
+                )
         return proximal, reference, values
 
     def _rewards(self, batch: PaddedBatch) -> Tensor:
@@ -179,9 +199,10 @@ class Preparation:
         if self._algorithm.overlong_buffer is None:
             return batch.scores
         assert self._max_length is not None
-        return batch.scores + overlong_penalty(
+        penalty = overlong_penalty(
             torch.from_numpy(batch.response_lengths),
             max_length=self._max_length,
             buffer=self._algorithm.overlong_buffer,
             factor=self._algorithm.overlong_penalty_factor,
         )
+        return batch.scores + penalty.to(batch.scores.dtype)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from hooktrainer.errors import NonFiniteError
+from hooktrainer.learner.update_metrics import name_of
 
 _REMEDIES: Final = (
     "Try a lower `optim.lr`, a longer `optim.lr_warmup` or a lower `optim.grad_clip`; if the loss alone is not "
@@ -16,11 +17,7 @@ _REMEDIES: Final = (
 
 def is_finite(values: Mapping[str, float], rates: Mapping[str, float], *, raises: bool) -> bool:
     """Whether losses and norms of gradients are finite. Raises `NonFiniteError` that says which is not, if it is to."""
-    judged = {
-        f"actor/{key}" if "/" not in key else key: value
-        for key, value in values.items()
-        if key.endswith(("_loss", "/grad_norm"))
-    }
+    judged = {name_of(key): value for key, value in values.items() if key.endswith(("_loss", "/grad_norm"))}
     wrong = [key for key, value in judged.items() if not math.isfinite(value)]
     if wrong and raises:
         shown = ", ".join(f"{key} {value:.6g}" for key, value in judged.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -14,6 +15,7 @@ from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.experience import Models
 from hooktrainer.models.policy import full_state
 
+_LOG: Final = logging.getLogger("hooktrainer")
 _SHOWN: Final = 5
 """Differences of two models that a message names."""
 
@@ -29,17 +31,8 @@ def restore(models: Models, optimizers: Mapping[str, AdamW], state: Mapping[str,
     """Copy it back. Raises `CheckpointError`, and copies nothing, if it is of other networks or optimizers."""
     kept = _flat(state["weights"])
     weights = _flat({name: full_state(module) for name, module in _networks(models).items()})
-    moments = {f"{name} optimizer": state["optimizers"].get(name, {}) for name in optimizers}
-    differences = [
-        *_differences(weights, kept),
-        *(f"it has no {name}" for name in moments if name.removesuffix(" optimizer") not in state["optimizers"]),
-        *(
-            f"its {name} trains '{key}', which is not trained here"
-            for (name, of_parameters), optimizer in zip(moments.items(), optimizers.values(), strict=True)
-            for key in of_parameters
-            if key not in optimizer.trains
-        ),
-    ]
+    moments: Mapping[str, Mapping[str, Any]] = state["optimizers"]
+    differences = [*_differences(weights, kept), *_untrained(optimizers, moments)]
     if differences:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise CheckpointError(
@@ -49,7 +42,12 @@ def restore(models: Models, optimizers: Mapping[str, AdamW], state: Mapping[str,
     for key, tensor in weights.items():
         tensor.copy_(torch.as_tensor(kept[key]))
     for name, optimizer in optimizers.items():
-        optimizer.load_state_dict(state["optimizers"][name])
+        optimizer.load_state_dict(moments[name])
+        new = sorted(set(optimizer.trains) - moments[name].keys())
+        if new and moments[name]:
+            more = ", ..." if len(new) > _SHOWN else ""
+            said = "%d parameters of the %s are trained that were not in the checkpoint, and begin anew: %s%s"
+            _LOG.warning(said, len(new), name, ", ".join(new[:_SHOWN]), more)
 
 
 def _networks(models: Models) -> dict[str, nn.Module]:
@@ -68,6 +66,15 @@ def _differences(weights: Mapping[str, Tensor], kept: Mapping[str, Any]) -> Iter
         elif (found := torch.as_tensor(kept[name])).shape != wanted.shape or found.dtype != wanted.dtype:
             yield f"its '{name}' is {_shown(found)}, here {_shown(wanted)}"
     yield from (f"its '{name}' is unknown here" for name in kept if name not in weights)
+
+
+def _untrained(optimizers: Mapping[str, AdamW], moments: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, optimizer in optimizers.items():
+        if name not in moments:
+            yield f"it has no {name} optimizer"
+        for key in moments.get(name, {}):
+            if key not in optimizer.trains:
+                yield f"its {name} optimizer trains '{key}', which is not trained here"
 
 
 def _shown(tensor: Tensor) -> str:

@@ -17,7 +17,7 @@ from hooktrainer.algorithms.kl import kl
 from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 from hooktrainer.algorithms.masking import selected
 from hooktrainer.algorithms.options import Algorithm
-from hooktrainer.learner.bound import bound
+from hooktrainer.learner.bound import Functions, constants
 from hooktrainer.learner.correction import Correction
 from hooktrainer.learner.critic import value_loss
 from hooktrainer.learner.experience import Experience, Models
@@ -42,16 +42,20 @@ class Objective:
     """The loss that the configuration describes."""
 
     def __init__(
-        self, algorithm: Algorithm, critic: CriticOptions, models: Models, *, max_response_length: int | None
+        self,
+        algorithm: Algorithm,
+        functions: Functions,
+        critic: CriticOptions,
+        models: Models,
+        *,
+        max_response_length: int | None,
     ) -> None:
         self._algorithm = algorithm
         self._critic = critic
         self._models = models
-        self._constants = {} if max_response_length is None else {"max_response_length": max_response_length}
-        inputs = ("logprobs", "proximal", "behaviour", "advantages", "mask")
-        self._policy_loss = bound(algorithm, "policy_loss", inputs, algorithm.policy_loss_args)
-        self._aggregation = bound(algorithm, "loss_agg_mode", ("values", "mask", "totals", "groups", *self._constants))
-        self._correction = Correction.of(algorithm)
+        self._constants = constants(max_response_length)
+        self._policy_loss, self._aggregation = functions.policy_loss, functions.aggregation
+        self._correction = Correction(algorithm, functions.weight)
 
     def __call__(self, made: Experience, cut: Cut, *, kl_coeff: float) -> tuple[Tensor, dict[str, Tensor]]:
         """The share of these answers in the loss, and sums over their tokens, detached."""
@@ -76,9 +80,10 @@ class Objective:
         if self._algorithm.entropy_coeff:
             loss = loss - self._algorithm.entropy_coeff * self._total(seen.entropies, made, cut)
         if made.reference is not None and self._algorithm.kl_in == "loss":
-            kl_loss = self._total(self._divergence(seen.logprobs, cut.of(made.reference), part), made, cut)
+            divergence = self._divergence(seen.logprobs, cut.of(made.reference), part)
+            kl_loss = self._total(divergence, made, cut)
             loss = loss + kl_coeff * kl_loss
-            sums["kl_loss"] = kl_loss.detach()
+            sums["kl_loss"], stats["kl"] = kl_loss.detach(), divergence.detach()
         if seen.values is not None:
             vf_loss, vf_stats = self._value_loss(seen.values, made, cut)
             loss = loss + self._critic.coeff * vf_loss
@@ -120,6 +125,8 @@ class Objective:
         mask, returns = cut.part.mask, cut.of(made.returns)
         result = value_loss(values, cut.of(made.values), returns, mask, cliprange=self._critic.cliprange)
         loss = token_mean(result.loss, mask, made.totals)
+        # Variances are differences of these, which float32 does not resolve.
+        returns = returns.double()
         error = returns - values.detach()
         moments = {"returns": returns, "returns_sq": returns.square(), "vf_error": error, "vf_error_sq": error.square()}
         return loss, {**result.stats, "values": values.detach(), **moments}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import attrs
@@ -25,8 +26,8 @@ def _begins(optim: Optim, key: attrs.Attribute[Any], value: object) -> None:
         raise ValueError(f"{value} has no effect without lr_decay_start; 0 lets it fall from the first unit on")
 
 
-def _needs_a_critic(critic: CriticOptions, _: attrs.Attribute[Any], value: float | None) -> None:
-    if value and critic.use == "none":
+def _needs_a_critic(critic: CriticOptions, key: attrs.Attribute[Any], value: float | None) -> None:
+    if value != key.default and critic.use == "none":
         raise ValueError(f"{value} has no effect with use: none; take value_head or model")
 
 
@@ -39,7 +40,7 @@ def _is_above_0_or_none(_: CriticOptions, __: attrs.Attribute[Any], value: float
 class Optim:
     """AdamW; its learning rate warms up linearly, stays, and decays."""
 
-    lr: float = attrs.field(default=1e-6, converter=float, validator=gt(0.0))
+    lr: float = attrs.field(default=1e-6, converter=float, validator=[gt(0.0), lt(math.inf)])
     """Learning rate after the warm-up."""
     lr_unit: Unit = attrs.field(default="update", validator=in_(UNITS))
     """What the schedule counts, both from 1: `update`, optimizer updates; `step`, steps, all updates of which have the
@@ -52,9 +53,9 @@ class Optim:
     """Units over which it falls: the first of them still has the full one, the first behind them has the lowest."""
     lr_decay_shape: Shape = attrs.field(default="linear", validator=[in_(SHAPES), _begins])
     """How it falls: along a line, or along half a wave of a cosine."""
-    min_lr_ratio: float = attrs.field(default=0.1, converter=float, validator=[ge(0.0), le(1.0)])
+    min_lr_ratio: float = attrs.field(default=0.1, converter=float, validator=[ge(0.0), le(1.0), _begins])
     """What it falls to, over `lr`."""
-    weight_decay: float = attrs.field(default=0.01, converter=float, validator=ge(0.0))
+    weight_decay: float = attrs.field(default=0.01, converter=float, validator=[ge(0.0), lt(math.inf)])
     """Decoupled weight decay."""
     beta1: float = attrs.field(default=0.9, converter=float, validator=[ge(0.0), lt(1.0)])
     """Decay of the gradient's running mean."""
@@ -89,11 +90,12 @@ class CriticOptions:
     )
     """`value_head`: a linear map of the policy's hidden states, which its loss trains too, at no further pass; `model`:
     a network of its own, with the architecture and first weights of the policy."""
-    lr: float | None = attrs.field(default=None, validator=[optional(gt(0)), _needs_a_critic])
+    lr: float | None = attrs.field(default=None, validator=[optional([gt(0.0), lt(math.inf)]), _needs_a_critic])
     """Learning rate of its own parameters, on the schedule of `optim`; `optim.lr` if left out."""
-    coeff: float = attrs.field(default=0.5, converter=float, validator=gt(0.0))
+    coeff: float = attrs.field(default=0.5, converter=float, validator=[gt(0.0), lt(math.inf), _needs_a_critic])
     """Weight of the value loss."""
-    cliprange: float | None = attrs.field(default=0.5, validator=_is_above_0_or_none)
+    cliprange: float | None = attrs.field(default=0.5, validator=[_is_above_0_or_none, _needs_a_critic])
     """How far a value may move from what it was before the update until its gradient ends; null for no limit."""
     warmup_updates: int = attrs.field(default=0, validator=[instance_of(int), ge(0), _needs_a_critic])
-    """First optimizer updates of the run in which the critic learns and the policy stays as it is."""
+    """First optimizer updates of the run in which the critic learns and the policy stays as it is. With
+    `optim.lr_unit: update` the schedule of the policy begins behind them; steps are counted from the first one on."""

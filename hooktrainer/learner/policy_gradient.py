@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from hooktrainer.host import to_host
 from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.batch_metrics import batch_metrics
+from hooktrainer.learner.bound import Functions
 from hooktrainer.learner.critic import Critic
 from hooktrainer.learner.experience import Experience, Models, Preparation
 from hooktrainer.learner.finite import is_finite
@@ -34,6 +36,8 @@ from hooktrainer.models.scoring import token_logprobs
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights
+
+_LOG: Final = logging.getLogger("hooktrainer")
 
 
 class PolicyGradientLearner:
@@ -64,8 +68,13 @@ class PolicyGradientLearner:
         self._pad_id = pad_id
         self._algorithm, self._optim, self._critic = algorithm, optim, critic
         self._models = _models(policy, algorithm, critic, temperature, iterations_per_step)
-        self._prepare = Preparation(algorithm, self._models, max_response_length=max_response_length, ranks=self._ranks)
-        self._objective = Objective(algorithm, critic, self._models, max_response_length=max_response_length)
+        functions = Functions.of(
+            algorithm, has_critic=self._models.critic is not None, max_response_length=max_response_length
+        )
+        self._prepare = Preparation(
+            algorithm, functions, self._models, max_response_length=max_response_length, ranks=self._ranks
+        )
+        self._objective = Objective(algorithm, functions, critic, self._models, max_response_length=max_response_length)
         self._optimizers = {"actor": AdamW(policy, optim, optim.lr, self._ranks)}
         if self._models.critic is not None:
             self._optimizers["critic"] = AdamW(self._models.critic, optim, critic.lr or optim.lr, self._ranks)
@@ -94,8 +103,9 @@ class PolicyGradientLearner:
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Make `ppo_epochs` optimizer updates of one mini-batch; returns metrics.
 
-        Raises `NonFiniteError`, and leaves the weights as they were, if the loss or the gradient is NaN or infinite;
-        with `skips_nonfinite` that is counted as `actor/skipped_updates` instead.
+        Raises `NonFiniteError` if a score, a loss or a gradient is NaN or infinite: that update is not made, and those
+        after it are not either; with `skips_nonfinite` it is counted as `actor/skipped_updates` instead. None is made
+        of a mini-batch without a token to train on, counted as `actor/updates_without_tokens`.
         """
         batch = PaddedBatch.of(
             groups,
@@ -110,19 +120,29 @@ class PolicyGradientLearner:
         except NonFiniteError:  # a score
             if not self.skips_nonfinite:
                 raise
-            return {**batch_metrics(groups), "actor/skipped_updates": Sum(1)}
+            return {**batch_metrics(groups), **self._state_metrics(skipped=self._algorithm.ppo_epochs)}
+        if made is None:
+            return {**batch_metrics(groups), **self._state_metrics(without_tokens=self._algorithm.ppo_epochs)}
         found = reduce(_merged, [self._make_update(made) for _ in range(self._algorithm.ppo_epochs)])
         return {**batch_metrics(groups), **found}
 
     def state_dict(self) -> dict[str, Any]:
         """All that training goes on from, taken between two steps. Nothing in it is a copy."""
         numbers = {"updates": self._updates, "step": self._step, "kl_coeff": self.kl_coeff}
-        return {**numbers, **kept_state(self._models, self._optimizers)}
+        configured = {"configured_kl_coeff": self._algorithm.kl_coeff}
+        return {**numbers, **configured, **kept_state(self._models, self._optimizers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave. Raises `CheckpointError`, and changes nothing, if it is another model's."""
+        """Take back what `state_dict` gave. Raises `CheckpointError`, and changes nothing, if it is another model's.
+
+        The coefficient of the divergence begins anew if another one is configured now than then.
+        """
         restore(self._models, self._optimizers, state)
         self._updates, self.kl_coeff = int(state["updates"]), float(state["kl_coeff"])
+        before, now = float(state.get("configured_kl_coeff", self._algorithm.kl_coeff)), self._algorithm.kl_coeff
+        if before != now:
+            _LOG.info("algorithm.kl_coeff is %g now and was %g: it begins anew, from %g", now, before, self.kl_coeff)
+            self.kl_coeff = now
         self.start_step(int(state["step"]))
 
     @property
@@ -146,13 +166,23 @@ class PolicyGradientLearner:
                     optimizer.step(rates[name])
             self._updates += 1
             self._models.proximal.updated()
+        found = self._state_metrics(rates, skipped=int(skipped))
+        if not skipped:
+            found |= update_metrics(values, made.totals, self._algorithm.loss_agg_mode)
+        return found
+
+    def _state_metrics(
+        self, rates: Mapping[str, float] | None = None, *, skipped: int = 0, without_tokens: int = 0
+    ) -> dict[str, Metric]:
+        """What can be said of updates whether they were made or not."""
+        rates = self._rates() if rates is None else rates
         found: dict[str, Metric] = {f"{name}/lr": Last(rate) for name, rate in rates.items()}
         if self._models.reference is not None:
             found["actor/kl_coef"] = Last(self.kl_coeff)
         if self.skips_nonfinite:
-            found["actor/skipped_updates"] = Sum(int(skipped))
-        if not skipped:
-            found |= update_metrics(values, made.totals, self._algorithm.loss_agg_mode)
+            found["actor/skipped_updates"] = Sum(skipped)
+        if self._algorithm.overlong_filtering or without_tokens:
+            found["actor/updates_without_tokens"] = Sum(without_tokens)
         return found
 
     def _accumulate_gradients(self, made: Experience) -> dict[str, Tensor]:
@@ -171,8 +201,11 @@ class PolicyGradientLearner:
         """Learning rates of the next update; 0 for a policy that waits for its critic."""
         unit = self._step if self._optim.lr_unit == "step" else self._updates + 1
         rates = {name: optimizer.lr(unit) for name, optimizer in self._optimizers.items()}
-        if "critic" in rates and self._updates < self._critic.warmup_updates:
+        waits = self._critic.warmup_updates
+        if self._updates < waits:
             rates["actor"] = 0.0
+        elif self._optim.lr_unit == "update":
+            rates["actor"] = self._optimizers["actor"].lr(unit - waits)
         return rates
 
 

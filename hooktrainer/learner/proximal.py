@@ -1,10 +1,12 @@
-"""The proximal policy of a step: the one that the clip is around, fixed for all updates of the step.
+"""The proximal policy of a step: the one that the clip is around.
 
 | `algorithm.proximal_policy` | is | costs |
 |---|---|---|
 | `bypass` | the sampler, by the log-probabilities that it returned | nothing |
-| `recompute` | the weights at the start of the step | a forward pass an update; a copy of the weights if P > 1 |
+| `recompute` | the weights at the start of the step | a forward pass a mini-batch; a copy of the weights if P > 1 |
 | `log_linear` | between sampler and current policy, by the age of the token in updates | nothing |
+
+The first two are fixed over all updates of the step; an interpolation is made anew in each, of its current policy.
 """
 
 from __future__ import annotations

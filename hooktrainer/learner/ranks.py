@@ -42,6 +42,10 @@ class Ranks:
         all_tokens, all_sequences, *of_prompts = self.sum(summed).tolist()
         return Totals(all_tokens, all_sequences, tuple(of_prompts)), first
 
+    def any(self, here: bool) -> bool:
+        """Whether something holds on any rank."""
+        return here if self.size == 1 else bool(self.sum(torch.tensor([int(here)])))
+
     def add_up(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Scalars, each summed over all ranks, in one reduction."""
         if self.size == 1 or not sums:

@@ -24,6 +24,11 @@ _NAMES: Final[Mapping[str, str]] = {
 _MOMENTS: Final = ("returns_sq", "vf_error", "vf_error_sq")
 
 
+def name_of(key: str) -> str:
+    """The metric that one of the sums becomes."""
+    return _NAMES.get(key, key if "/" in key else f"actor/{key}")
+
+
 def loss_weight(mode: str, totals: Totals) -> int:
     """What the loss of one update weighs beside that of another: as much as what its mode averages over."""
     if mode == "token-mean":
@@ -36,7 +41,7 @@ def update_metrics(values: Mapping[str, float], totals: Totals, mode: str) -> di
     tokens = totals.tokens
     found: dict[str, Metric] = {}
     for key, value in values.items():
-        name = _NAMES.get(key, key if "/" in key else f"actor/{key}")
+        name = name_of(key)
         if key.endswith("/max"):
             found[name] = Max(value)
         elif key.endswith("/min"):
@@ -72,7 +77,10 @@ def _correction_metrics(values: Mapping[str, float], tokens: int) -> dict[str, M
 
 
 def _explained(sums: Mapping[str, float], count: int) -> float:
-    """1 - var(returns - values) / var(returns): 1 is perfect, 0 as good as a constant; NaN if all returns are alike."""
+    """1 - var(returns - values) / var(returns): 1 is perfect, 0 as good as a constant; NaN if all returns are alike.
+
+    Returns that differ by less than 1e-5 of their size do so by rounding.
+    """
     spread = sums["returns_sq"] / count - (sums["returns"] / count) ** 2
     left = sums["vf_error_sq"] / count - (sums["vf_error"] / count) ** 2
-    return 1.0 - left / spread if spread > 1e-12 else math.nan
+    return 1.0 - left / spread if spread > 1e-10 * sums["returns_sq"] / count else math.nan

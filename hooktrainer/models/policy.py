@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
@@ -65,6 +66,19 @@ class Trunk(Protocol):
     def project(self, states: Tensor) -> Tensor:
         """The logits that a call would give, from states, shape (..., width) -> (..., V)."""
         ...
+
+
+@contextmanager
+def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Nothing drops out of these modules inside of it; afterwards every part is in the mode that it was in."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    try:
+        for module in modules:
+            module.eval()
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def full_state(module: nn.Module) -> Mapping[str, Tensor]:

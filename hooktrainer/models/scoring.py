@@ -9,18 +9,14 @@ from torch import nn
 
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.groups import Floats, Tokens
-from hooktrainer.models.policy import Policy
+from hooktrainer.models.policy import Policy, in_eval_mode
 
 
 @torch.no_grad()
 def token_logprobs(module: nn.Module, tokens: Tokens, temperature: float) -> Floats:
     """Log-probability of each token given those before it, (L,) -> (L - 1,), as when it is sampled: dropout is off."""
-    was_training = [part for part in module.modules() if part.training]
     text = torch.from_numpy(tokens).to(next(module.parameters()).device)
-    try:
-        logits = cast("Policy", module.eval())(text[None, :-1])
-    finally:
-        for part in was_training:
-            part.training = True
+    with in_eval_mode(module):
+        logits = cast("Policy", module)(text[None, :-1])
     scores: Floats = of_tokens(log_policy(logits[0], temperature), text[1:]).float().cpu().numpy()
     return scores

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from hooktrainer.checksums import BLOCK_BYTES, checksum
 from hooktrainer.errors import SyncError
+from hooktrainer.weights.checksums import BLOCK_BYTES, checksum
 
 if TYPE_CHECKING:
     from torch import Tensor

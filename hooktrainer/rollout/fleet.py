@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from hooktrainer.errors import RolloutError
 from hooktrainer.groups import Floats, Group, Tokens
 from hooktrainer.metrics import Sum
 from hooktrainer.ports import ReplayBuffer
+from hooktrainer.rollout.asking import Asking
 from hooktrainer.rollout.echo import Witness
 from hooktrainer.rollout.member import Member
 from hooktrainer.rollout.meter import Meter
@@ -49,6 +51,7 @@ class Fleet:
         *,
         workers: int,
         max_restarts: int,
+        sync_timeout_s: float,
         meter: Meter,
         witness: Witness,
     ) -> None:
@@ -63,9 +66,9 @@ class Fleet:
         self._buffer: ReplayBuffer | None = None
         self._in_use = (0, -1)
         self._paused = False
-        self._tickets = 0
         self._closing = False
         self._changed = threading.Condition()
+        self._asking = Asking(self._changed, sync_timeout_s, lambda: self.died)
         self.died: BaseException | None = None
         """Why nothing is generated any more."""
 
@@ -83,22 +86,27 @@ class Fleet:
 
     def release(self, place: int) -> None:
         """Return once no worker reads this set, which is not the one in use."""
-        self._ask(lambda ticket: Release(ticket, place))
+        self._asking.hurried = False
+        self._ask(partial(Release, place=place), "end answers that began two versions ago")
+
+    def hurry(self) -> None:
+        """A sync is being undone: until the next `release`, wait for no worker longer than a moment."""
+        self._asking.hurried = True
 
     def pause(self) -> None:
         """Return once no worker begins an answer, until `resume`."""
         self._paused = True
-        self._ask(Pause)
+        self._ask(Pause, "pause")
 
     def use(self, place: int, version: int) -> None:
         """Return once every worker gives this set to new answers."""
         self._in_use = (place, version)
-        self._ask(lambda ticket: Use(ticket, place, version))
+        self._ask(partial(Use, place=place, version=version), f"use version {version}")
 
     def score(self, tokens: Tokens) -> Sequence[Floats]:
         """What every worker that is set up says of a text, with the set in use."""
         scores = []
-        for member in self._ask(lambda ticket: Score(ticket, tokens)):
+        for member in self._ask(partial(Score, tokens=tokens), "score the canary"):
             if isinstance(member.scores, PackedError):
                 raise RolloutError(f"{member} could not score the canary") from member.scores.unpack()
             if member.scores is not None:  # who died meanwhile has said nothing
@@ -108,7 +116,7 @@ class Fleet:
     def resume(self) -> None:
         """Return once every worker begins answers again."""
         self._paused = False
-        self._ask(Resume)
+        self._ask(Resume, "go on")
 
     def close(self) -> None:
         """End every process and thread; who does not end by itself is killed."""
@@ -140,19 +148,8 @@ class Fleet:
         if self.died is not None:
             raise RolloutError(f"nothing is generated any more: {self.died}") from self.died
 
-    def _ask(self, question: Callable[[int], object]) -> Sequence[Member]:
-        """Ask every worker that is set up, and wait until each has done it or is dead; those who were asked."""
-        with self._changed:
-            self._tickets += 1
-            ticket = self._tickets
-            asked = [member for member in self._members if member.ready]
-            for member in asked:
-                member.tickets.add(ticket)
-                member.scores = None
-        for member in asked:
-            member.send(question(ticket))
-        with self._changed:
-            self._changed.wait_for(lambda: self.died or not any(ticket in member.tickets for member in asked))
+    def _ask(self, question: Callable[[int], object], what: str) -> Sequence[Member]:
+        asked = self._asking.ask(self._members, question, what)
         self.raise_if_died()
         return asked
 

@@ -106,7 +106,7 @@ class Generator:
         score: object = self._task.score(prompt.truth, text)
         if not isinstance(score, (Real, np.bool_)) or not 0.0 <= float(score) <= 1.0:
             raise RolloutError(
-                f"early return: {type(self._task).__name__}.score gave {score!r} for the answer {text!r} to "
+                f"{type(self._task).__name__}.score gave {score!r} for the answer {text!r} to "
                 f"{prompt.text!r}; a score is a number from 0 to 1"
             )
         return float(score)

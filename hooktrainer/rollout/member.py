@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
 import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +49,7 @@ class Member:
         self._given = 0
         self._hung_up = False
         self._sending = threading.Lock()
+        resource_tracker.ensure_running()  # started later, with the process, it would unblock signals for both
         with theirs, _unsignalled():
             self.process.start()
         atexit.register(self.kill)  # for whoever never closes: Python would wait for it
@@ -66,10 +68,27 @@ class Member:
         self.groups[group.number] = group
         self._given += 1
 
-    def send(self, message: object) -> None:
-        """Send; nothing if it is dead, which its end tells."""
-        with self._sending, suppress(OSError):
-            self.connection.send(message)
+    def send(self, message: object, seconds: float | None = None) -> bool:
+        """Send; nothing if it is dead, which its end tells. False if it took nothing for so long, as if stopped."""
+        if not self._sending.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+            return False
+        try:
+            if seconds is not None and not self._takes(seconds):
+                return False
+            with suppress(OSError):
+                self.connection.send(message)
+            return True
+        finally:
+            self._sending.release()
+
+    def _takes(self, seconds: float) -> bool:
+        """Whether a short message could be sent now without waiting, or within so long."""
+        poll = select.poll()
+        try:
+            poll.register(self.connection, select.POLLOUT)
+        except OSError:  # closed, so that nothing is waited for
+            return True
+        return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def received(self) -> Iterator[object]:
         """What it has sent and nobody has read."""

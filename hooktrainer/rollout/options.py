@@ -38,6 +38,9 @@ class Sampling:
     on_sync: Literal["finish", "continue"] = attrs.field(default="finish", validator=in_(("finish", "continue")))
     """What an answer in work does when the weights change. `finish`: it ends on those that it began with. `continue`:
     it goes on with the new ones from its next token, a partial rollout; what it has read so far is read again."""
+    sync_timeout_s: float = attrs.field(default=600.0, converter=float, validator=gt(0.0))
+    """Seconds that a weight sync waits, for answers that began two versions ago and for each word of a worker. Then a
+    worker process is killed and started anew, its groups given up; a thread cannot be, so that the run fails."""
 
     def parts(
         self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
@@ -47,6 +50,6 @@ class Sampling:
         from hooktrainer.rollout.generator import Generator
         from hooktrainer.rollout.weights import DoubleBuffer, Modules
 
-        modules = Modules(policy)
+        modules = Modules(policy, self.sync_timeout_s)
         generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=self)
         return generator, DoubleBuffer([full_state(module) for module in modules.modules], modules)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hooktrainer.rollout.generator import Generator
     from hooktrainer.rollout.meter import Meter
     from hooktrainer.rollout.weights import DoubleBuffer, Modules
+    from hooktrainer.rollout.wire import Recipe
 
 
 class Everyone:
@@ -37,6 +38,10 @@ class Everyone:
         """Return once nobody reads this set, which is not the one in use."""
         self._modules.release(place)
         self._fleet.release(place)
+
+    def hurry(self) -> None:
+        """A sync is being undone: wait for no worker longer than a moment."""
+        self._fleet.hurry()
 
     def pause(self) -> None:
         """Return once nobody begins an answer, until `resume`."""
@@ -106,9 +111,9 @@ class Process(Sampling):
         from hooktrainer.rollout.meter import Meter
         from hooktrainer.rollout.shared import Layout, adopt
         from hooktrainer.rollout.weights import DoubleBuffer, Modules
-        from hooktrainer.rollout.wire import Recipe, pack
+        from hooktrainer.rollout.wire import Recipe
 
-        modules, meter = Modules(policy), Meter()
+        modules, meter, witness = Modules(policy, self.sync_timeout_s), Meter(), Witness()
         layout = Layout.of(full_state(modules.modules[0]))
         recipe = Recipe(
             policy=policy,
@@ -119,18 +124,31 @@ class Process(Sampling):
             layout=layout,
             intra_op_threads=self.intra_op_threads,
         )
-        try:
-            packed = pack(recipe)
-        except Exception as error:
-            raise ConfigError(
-                f"model and task go to other processes, but cannot be pickled: {error}. Classes and functions have to "
-                "be on the top level of a module or of a file; `rollout: {use: thread}` needs no pickling"
-            ) from error
+        packed = _packed(recipe)
         flats = [layout.allocate() for _ in modules.modules]
         sets = [layout.views(flat) for flat in flats]
         for module, tensors in zip(modules.modules, sets, strict=True):
             adopt(module, tensors)
-        witness = Witness()
-        fleet = Fleet(packed, flats, workers=self.workers, max_restarts=self.max_restarts, meter=meter, witness=witness)
+        fleet = Fleet(
+            packed,
+            flats,
+            workers=self.workers,
+            max_restarts=self.max_restarts,
+            sync_timeout_s=self.sync_timeout_s,
+            meter=meter,
+            witness=witness,
+        )
         generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=self)
         return ProcessEngine(generator, DoubleBuffer(sets, Everyone(modules, fleet), witness), fleet, meter)
+
+
+def _packed(recipe: Recipe) -> bytes:
+    from hooktrainer.rollout.wire import pack
+
+    try:
+        return pack(recipe)
+    except Exception as error:
+        raise ConfigError(
+            f"model and task go to other processes, but cannot be pickled: {error}. Classes and functions have to be "
+            "on the top level of a module or of a file; `rollout: {use: thread}` needs no pickling"
+        ) from error

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from hooktrainer.fitting import place_of
+from hooktrainer.weights.fitting import place_of
 
 _ALIGNMENT: Final = 64
 

@@ -6,6 +6,7 @@ never waits for it, only the stage after that does, if the reader is still there
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,24 +15,28 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from hooktrainer.checksums import filled
 from hooktrainer.errors import SyncError, did_you_mean
-from hooktrainer.fitting import misfits, place_of
 from hooktrainer.models.lora import without_adapters
 from hooktrainer.models.policy import full_state
 from hooktrainer.rollout.echo import Echo, Witness, ends_of
+from hooktrainer.rollout.waiting import wait_until
+from hooktrainer.weights.checksums import filled
+from hooktrainer.weights.fitting import misfits, place_of
 
 
 class Modules:
     """Two modules, of which new readers see the one in use."""
 
-    def __init__(self, policy: Callable[[], nn.Module]) -> None:
+    def __init__(self, policy: Callable[[], nn.Module], sync_timeout_s: float = math.inf) -> None:
+        """`policy` makes a new module at each call; `release` waits no longer than `sync_timeout_s`."""
         made = (without_adapters(policy()) for _ in range(2))
         self.modules: Final = tuple(module.eval().requires_grad_(requires_grad=False) for module in made)
         first, second = (_memory(full_state(module)) for module in self.modules)
         if first & second:
             raise ValueError("`policy` has to make a new module at each call; two of its modules share memory")
-        self._readers = [0, 0]
+        self._sync_timeout_s = sync_timeout_s
+        self._readers: tuple[list[str], list[str]] = ([], [])
+        """Threads that read each set, by name."""
         self._in_use = (0, -1)
         self._paused = False
         self._changed = threading.Condition()
@@ -49,21 +54,35 @@ class Modules:
     @contextmanager
     def reading(self) -> Iterator[tuple[nn.Module, int]]:
         """The module in use and its version, which stay as they are until the end of the block; waits if paused."""
+        reader = threading.current_thread().name
         with self._changed:
             self._changed.wait_for(lambda: not self._paused)
             place, version = self._in_use
-            self._readers[place] += 1
+            self._readers[place].append(reader)
         try:
             yield self.modules[place], version
         finally:
             with self._changed:
-                self._readers[place] -= 1
+                self._readers[place].remove(reader)
                 self._changed.notify_all()
 
     def release(self, place: int) -> None:
-        """Wait until nobody reads this set, which must not be the one in use."""
+        """Wait until nobody reads this set, which must not be the one in use. Raises `SyncError` after the limit."""
+
+        def awaited() -> str:
+            return f"{', '.join(sorted(set(self._readers[place])))} to end answers that began two versions ago"
+
         with self._changed:
-            self._changed.wait_for(lambda: self._readers[place] == 0)
+            seconds = self._sync_timeout_s
+            if wait_until(self._changed, lambda: not self._readers[place], seconds, awaited):
+                return
+            raise SyncError(
+                f"waited {seconds:g} s (rollout.sync_timeout_s) for {awaited()}. A `score` that never returns does "
+                "this; if they only take that long, raise rollout.sync_timeout_s"
+            )
+
+    def hurry(self) -> None:
+        """Nothing to do: only `release` waits for anybody."""
 
     def pause(self) -> None:
         """Let no new reader in."""
@@ -86,7 +105,11 @@ class Readers(Protocol):
     """Whoever reads two sets of weights: threads, or processes that have mapped the memory."""
 
     def release(self, place: int) -> None:
-        """Return once nobody reads this set, which is not the one in use."""
+        """Return once nobody reads this set, which is not the one in use. Raises `SyncError` if that takes too long."""
+        ...
+
+    def hurry(self) -> None:
+        """A sync is being undone: until the next `release`, wait for nobody longer than a moment."""
         ...
 
     def pause(self) -> None:
@@ -165,10 +188,15 @@ class DoubleBuffer:
         self._use(1 - self._used)
 
     def unflip(self) -> None:
-        """Undo the flip since the last `stage`, even one that failed half-way, and forget what is staged."""
-        before, self._staging, self._before = self._before, None, None
-        if before is not None:
-            self._use(before)
+        """Undo the flip since the last `stage`, even one that failed half-way, and forget what is staged.
+
+        May be called again if it was broken off.
+        """
+        self._staging = None
+        self._readers.hurry()
+        if self._before is not None:
+            self._use(self._before)
+        self._before = None  # last, for whoever has to call it again
 
     def resume(self) -> None:
         """Let new readers in again."""

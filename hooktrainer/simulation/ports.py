@@ -69,38 +69,17 @@ class VirtualBuffer(GroupBuffer):
         return True  # a reminder after a minute is for people
 
 
-class SimulatedEngine:
-    """Generates up to `groups_at_once` groups, each in its own time; the place of one that ends is taken at once.
+class SimulatedHolder:
+    """Holds version numbers in place of weights: the one in use and the one before."""
 
-    Unless it `overlaps`, it works only while the loop waits for it.
-    """
-
-    def __init__(
-        self, clock: VirtualClock, seconds: Callable[[Group], float], *, groups_at_once: int, overlaps: bool
-    ) -> None:
-        self._clock = clock
-        self._seconds = seconds
-        self._groups_at_once = groups_at_once
-        self._overlaps = overlaps
-        self._buffer: ReplayBuffer | None = None
+    def __init__(self) -> None:
         self._held = [-1]
         self._staged: int | None = None
-        self._running: dict[int, float] = {}  # since when, by dispatch number
-        self._busy_s = 0.0
-        self.claimed: list[float] = []
-        """Seconds that each claimed group takes."""
-        self.tokens = 0
-        """Generated, whether anybody wanted them or not."""
 
     @property
     def version(self) -> int:
         """Version that it samples from; -1 before the first publish."""
         return self._held[-1]
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds of work until now, summed over the places."""
-        return self._busy_s + sum(self._clock.now() - since for since in self._running.values())
 
     def spec(self) -> None:
         """It takes everything."""
@@ -130,6 +109,34 @@ class SimulatedEngine:
     def logprobs(self, tokens: Tokens) -> Floats:
         """Nothing can be asked of it."""
         raise NotImplementedError
+
+
+class SimulatedEngine(SimulatedHolder):
+    """Generates up to `groups_at_once` groups, each in its own time; the place of one that ends is taken at once.
+
+    Unless it `overlaps`, it works only while the loop waits for it.
+    """
+
+    def __init__(
+        self, clock: VirtualClock, seconds: Callable[[Group], float], *, groups_at_once: int, overlaps: bool
+    ) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seconds = seconds
+        self._groups_at_once = groups_at_once
+        self._overlaps = overlaps
+        self._buffer: ReplayBuffer | None = None
+        self._running: dict[int, float] = {}  # since when, by dispatch number
+        self._busy_s = 0.0
+        self.claimed: list[float] = []
+        """Seconds that each claimed group takes."""
+        self.tokens = 0
+        """Generated, whether anybody wanted them or not."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of work until now, summed over the places."""
+        return self._busy_s + sum(self._clock.now() - since for since in self._running.values())
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Begin to serve."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hooktrainer.checksums import checksum
 from hooktrainer.groups import Floats, Group, Prompt, Tokens, Trajectory
 from hooktrainer.ports import ReplayBuffer, WeightHolder
 from hooktrainer.transports.protocol import Attempt, Protocol
+from hooktrainer.weights.checksums import checksum
 
 
 def scores_of(weights: Mapping[str, Any], tokens: Tokens) -> Floats:
@@ -20,16 +20,10 @@ def scores_of(weights: Mapping[str, Any], tokens: Tokens) -> Floats:
     return np.full(len(tokens) - 1, -abs(total), np.float32)
 
 
-class FakeEngine:
-    """Answers every prompt at once with one token and a fixed score."""
+class FakeHolder:
+    """Holds weights, the ones in use and the ones before; they may be anything that can be copied."""
 
-    def __init__(
-        self, answers: int = 1, score: float = 1.0, fails: Callable[[Group], Exception | None] | None = None
-    ) -> None:
-        self._answers = answers
-        self._score = score
-        self._fails = fails or (lambda _: None)
-        self._buffer: ReplayBuffer | None = None
+    def __init__(self) -> None:
         self._held: list[tuple[int, Any]] = [(-1, None)]
         self._staged: tuple[int, Any] | None = None
         self.calls: list[str] = []
@@ -87,6 +81,19 @@ class FakeEngine:
         """A number that depends on all weights in use; the fake learner gives the same one."""
         self.calls.append("logprobs")
         return scores_of(self.held, tokens)
+
+
+class FakeEngine(FakeHolder):
+    """Answers every prompt at once with one token and a fixed score."""
+
+    def __init__(
+        self, answers: int = 1, score: float = 1.0, fails: Callable[[Group], Exception | None] | None = None
+    ) -> None:
+        super().__init__()
+        self._answers = answers
+        self._score = score
+        self._fails = fails or (lambda _: None)
+        self._buffer: ReplayBuffer | None = None
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Begin to serve."""

@@ -25,6 +25,8 @@ class FakeRunState:
     latest: Snapshot | None = None
     captured: list[int] = attrs.field(factory=list)
     """The steps that were captured."""
+    began_anew: list[int] = attrs.field(factory=list)
+    """The steps in which the learner was put back."""
 
     def capture(self, step: int) -> Snapshot:
         """A copy of the state."""
@@ -34,12 +36,17 @@ class FakeRunState:
 
     def restore(self, snapshot: Snapshot, *, keep_finished: bool = True, strict: bool = True) -> None:  # noqa: ARG002
         """Put the state back."""
-        self.restore_learner(snapshot)
+        self.state = decode(snapshot, "state")
         self.step, self.latest = snapshot.step, snapshot
 
-    def restore_learner(self, snapshot: Snapshot) -> None:
+    def capture_learner(self, step: int) -> Snapshot:
+        """A copy of the state, which does not become the latest."""
+        return encode(step, {"state": self.state})
+
+    def restore_learner(self, snapshot: Snapshot, *, step: int) -> None:
         """Put the state back, but stay where the run is."""
         self.state = decode(snapshot, "state")
+        self.began_anew.append(step)
 
     def random(self) -> Mapping[str, object]:
         """A copy of the generators."""

@@ -19,8 +19,8 @@ from hooktrainer.metrics import Max
 from hooktrainer.ports import WeightHolder
 
 if TYPE_CHECKING:
-    from hooktrainer.canary import Canary
     from hooktrainer.ports import Weights
+    from hooktrainer.weights.canary import Canary
 
 BUCKET_BYTES: Final = 64 * 2**20
 

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from hooktrainer.buckets import Shipment
-from hooktrainer.checksums import Bucket, checksum
 from hooktrainer.errors import SyncError
-from hooktrainer.fitting import place_of
 from hooktrainer.metrics import Max, Sum
 from hooktrainer.transports.protocol import Attempt, Protocol, who
+from hooktrainer.weights.buckets import Shipment
+from hooktrainer.weights.checksums import Bucket, checksum
+from hooktrainer.weights.fitting import place_of
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from hooktrainer.checksums import Bucket
-from hooktrainer.fitting import check_fit, place_of
+from hooktrainer.weights.checksums import Bucket
+from hooktrainer.weights.fitting import check_fit, place_of
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hooktrainer.checksums import checksum
 from hooktrainer.errors import SyncError, did_you_mean
+from hooktrainer.weights.checksums import checksum
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from hooktrainer.ports import KLControl
 if TYPE_CHECKING:
     from hooktrainer.config import Config
 
-MEASURED: Final = ("actor/kl_loss", "actor/reward_kl_penalty")
-"""Where a learner reports the divergence, in the loss or in the reward."""
+MEASURED: Final = ("actor/kl", "actor/reward_kl_penalty")
+"""Where a learner reports the mean of the divergence over tokens, if it is in the loss or in the reward."""
 MAX_ERROR: Final = 0.2
 """Relative errors count no more than this, either way."""
 
@@ -31,7 +31,8 @@ class AdaptiveKL(Plugin):
     """
 
     target: float = attrs.field(default=0.1, converter=float, validator=attrs.validators.gt(0.0))
-    """Divergence to be kept, in nats a token, in the estimator that the algorithm uses."""
+    """Divergence to be kept, in nats a token whatever `algorithm.loss_agg_mode` is, in the estimator of the algorithm.
+    """
 
     horizon: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
     """Trajectories over which an error of 1 would double the coefficient."""

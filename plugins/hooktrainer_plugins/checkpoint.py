@@ -15,10 +15,11 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.checkpoint.store import Best, Found, Store, find
 from hooktrainer.checkpoint.writer import Writer
-from hooktrainer.errors import CheckpointError
+from hooktrainer.errors import CheckpointError, did_you_mean
 from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord
 from hooktrainer.plugin import port
 from hooktrainer.ports import RunState
+from hooktrainer.record import Row
 
 _LOG: Final = logging.getLogger("hooktrainer")
 
@@ -70,6 +71,8 @@ class Checkpoint(Plugin):
     _best: float | None = attrs.field(default=None, init=False, repr=False)
     _saved: int = attrs.field(default=0, init=False, repr=False)  # the last step on the disk
     _random: Mapping[str, Any] = attrs.field(factory=dict, init=False, repr=False)
+    _evaluating: bool = attrs.field(default=False, init=False, repr=False)  # whether generators are to be put back
+    _unscored: set[str] | None = attrs.field(factory=set, init=False, repr=False)  # keys of rows without `keep_best`
 
     def __attrs_post_init__(self) -> None:
         self._writer = Writer(self._write)
@@ -85,9 +88,9 @@ class Checkpoint(Plugin):
         store = Store(self.run.directory / "checkpoints")
         found = self._find(store)
         if found is not None:
-            self.run.restore(found.snapshot, keep_finished=self.keep_buffer, strict=self.strict)
+            self._restore(found)
             self._random = self.run.random()
-            _LOG.info("going on from step %d, %s", self.run.step, found.path)
+            _LOG.warning("going on from step %d, %s", self.run.step, found.path)
         elif self.in_memory:
             self.run.capture(0)  # what cannot be kept is known now, and not after the first step
         try:
@@ -107,12 +110,13 @@ class Checkpoint(Plugin):
     @on(StepEnd, priority=Priority.EVALUATE - 1)
     def keep_random(self, _event: StepEnd) -> None:
         """Remember the global random generators: a run that is evaluated once more must not draw other numbers."""
-        self._random = self.run.random()
+        self._random, self._evaluating = self.run.random(), True
 
     @on(StepEnd, priority=Priority.REDUCE - 1)
     def put_random_back(self, _event: StepEnd) -> None:
         """What was drawn for evaluation was not drawn."""
         self.run.set_random(self._random)
+        self._evaluating = False
 
     @on(StepEnd, priority=Priority.CLEANUP - 1, needs=["metrics.row?"])
     def save(self, event: StepEnd) -> None:
@@ -131,6 +135,7 @@ class Checkpoint(Plugin):
     def finish(self, event: FitEnd) -> None:
         """Write what is not written yet, up to the last complete step. Raises what could not be written."""
         failure = self._closed()
+        self._say_unscored()
         try:
             snapshot = None if self._store is None else self._last(event)
             if snapshot is not None and snapshot.step > self._saved:
@@ -150,6 +155,12 @@ class Checkpoint(Plugin):
                 return store.newest(allow_fresh=self.allow_fresh)
             case Path() as path:
                 return find(path)
+
+    def _restore(self, found: Found) -> None:
+        try:
+            self.run.restore(found.snapshot, keep_finished=self.keep_buffer, strict=self.strict)
+        except CheckpointError as error:
+            raise CheckpointError(f"{found.path}: {error}") from error.__cause__
 
     def _write(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
         assert self._store is not None
@@ -181,10 +192,29 @@ class Checkpoint(Plugin):
             _LOG.warning("step %d is complete but not saved: in_memory is off", event.step)
             return None
         self._scores = {} if event.record is None else self._scores_of(event.record)
+        if self._evaluating:  # it broke there, and what it drew was not drawn either
+            self.run.set_random(self._random)
         return self.run.capture(event.step)
 
     def _scores_of(self, record: StepRecord) -> Mapping[str, float]:
         if self._by is None or not record.sealed:
             return {}
         score = record.row.get(self._by.metric)
+        self._look_for_it(record.row)
         return {self._by.metric: score} if isinstance(score, (int, float)) and math.isfinite(score) else {}
+
+    def _look_for_it(self, row: Row) -> None:
+        """Notice a `keep_best` that no row has; one of validation is known by the first row with validation."""
+        assert self._by is not None
+        if self._by.metric in row or self._best is not None:
+            self._unscored = None
+        elif self._unscored is not None:
+            self._unscored |= row.keys()
+            if self._by.metric.startswith("val/") and any(key.startswith("val/") for key in row):
+                self._say_unscored()
+
+    def _say_unscored(self) -> None:
+        if self._unscored and self.keep_best is not None:
+            meant = did_you_mean(self.keep_best, self._unscored)
+            _LOG.warning("keep_best keeps nothing: no row so far has '%s'.%s", self.keep_best, meant)
+            self._unscored = None

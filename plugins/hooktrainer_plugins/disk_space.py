@@ -39,7 +39,7 @@ class DiskSpace(Plugin):
 
     @on(FitStart, priority=Priority.CLEANUP)
     def begin(self, _event: FitStart) -> None:
-        """Raises `RunError` if there is too little space to begin."""
+        """Raises `RunError` if there is too little space to begin, or nowhere to look."""
         if lacking := self._lacking():
             raise RunError(lacking)
 
@@ -68,7 +68,12 @@ class DiskSpace(Plugin):
         )
 
     def _free(self) -> int:
-        return shutil.disk_usage(self._directory()).free
+        try:
+            return shutil.disk_usage(self._directory()).free
+        except OSError as error:
+            what = "the run directory" if self.path is None else f"disk_space.path = {str(self.path)!r}"
+            way_out = "Give disk_space a `path` that is there, or take it out of the plugins"
+            raise RunError(f"{what}: the free space there cannot be known: {error}. {way_out}") from None
 
     def _checkpoint(self) -> int:
         """Bytes of what is saved next, as far as they are known: those of the last state that was captured."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -13,8 +14,11 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import FitStart, IterationEnd
 from hooktrainer.groups import Group
 from hooktrainer.metrics import Counts, Mean, Rate, Sum
-from hooktrainer.plugin import port
+from hooktrainer.plugin import port, state
 from hooktrainer.ports import ReplayBuffer
+
+if TYPE_CHECKING:
+    from hooktrainer.config import Config
 
 _LOG: Final = logging.getLogger("hooktrainer")
 PREFIX: Final = "training/dynamic_sampling"
@@ -30,11 +34,30 @@ class DynamicSampling(Plugin):
 
     buffer: ReplayBuffer = port()
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False, eq=False)
-    _kept: int = attrs.field(default=0, init=False, repr=False)
-    _passed: int = attrs.field(default=0, init=False, repr=False)
-    _dropped: Counter[float] = attrs.field(factory=Counter, init=False, repr=False)
-    _scores: Mean = attrs.field(factory=lambda: Mean.of(()), init=False, repr=False)
+    _kept: int = state(0)
+    _passed: int = state(0)
+    _dropped: Counter[float] = state(factory=Counter)
+    _scores: Counter[float] = state(factory=Counter)
     _warned: bool = attrs.field(default=False, init=False, repr=False)
+
+    def check(self, config: Config) -> Iterable[str]:
+        """Refuse groups of one, which never differ."""
+        if config.rollout.options.get("n") == 1:
+            yield "rollout.n is 1: a single answer differs from no other, so that every group is dropped. Sample more."
+
+    def state_dict(self) -> dict[str, object]:
+        """What was counted since the last update; scores and how often there were as pairs of numbers."""
+        with self._lock:
+            counted = {"dropped": self._dropped, "scores": self._scores}
+            pairs = {key: [[score, count] for score, count in found.items()] for key, found in counted.items()}
+            return {"kept": self._kept, "passed": self._passed, **pairs}
+
+    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        with self._lock:
+            super().load_state_dict(
+                {key: Counter(dict(value)) if isinstance(value, list) else value for key, value in kept.items()}
+            )
 
     @on(FitStart, priority=Priority.PREPARE)
     def hand_over(self, _event: FitStart) -> None:
@@ -46,7 +69,7 @@ class DynamicSampling(Plugin):
         """Report what was finished since the last update: kept and dropped, and the scores before any was dropped."""
         with self._lock:
             kept, passed, dropped, scores = self._kept, self._passed, self._dropped, self._scores
-            self._kept, self._passed, self._dropped, self._scores = 0, 0, Counter(), Mean.of(())
+            self._kept, self._passed, self._dropped, self._scores = 0, 0, Counter(), Counter()
         count = dropped.total()
         event.record.add(
             {
@@ -55,7 +78,7 @@ class DynamicSampling(Plugin):
                 f"{PREFIX}/dropped": Sum(count),
                 f"{PREFIX}/dropped_share": Rate(count, kept + passed + count),
                 f"{PREFIX}/dropped_scores": Counts(dropped),
-                f"{PREFIX}/unfiltered_score/mean": scores,
+                f"{PREFIX}/unfiltered_score/mean": Mean.of(scores.keys(), scores.values()),
             }
         )
 
@@ -66,7 +89,7 @@ class DynamicSampling(Plugin):
         """
         scores = [answer.score for answer in group.trajectories]
         with self._lock:
-            self._scores = self._scores.merge(Mean.of(scores))
+            self._scores.update(scores)
             if max(scores) != min(scores):
                 self._kept += 1
                 return True

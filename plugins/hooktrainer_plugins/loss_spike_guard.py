@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from numbers import Real
 from statistics import median
 from typing import Final, Literal
 
@@ -12,8 +13,9 @@ import attrs
 from attrs.validators import ge, gt, in_
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.errors import RunError
-from hooktrainer.events import FitStart, IterationEnd, StepEnd
+from hooktrainer.checkpoint.snapshot import Snapshot
+from hooktrainer.errors import RunError, did_you_mean
+from hooktrainer.events import IterationEnd, StepStart
 from hooktrainer.metrics import Metric, Sum
 from hooktrainer.plugin import port, state
 from hooktrainer.ports import RunState
@@ -40,7 +42,7 @@ class LossSpikeGuard(Plugin):
         default="warn", validator=in_(("warn", "stop", "rollback"))
     )
     """`warn` says so; `stop` ends the run after closing the step; `rollback` puts weights, optimizer and schedule back
-    to the end of the last step that was captured."""
+    to the end of the step before, of which it keeps a copy."""
 
     limit: int = attrs.field(default=3, validator=ge(0))
     """Spikes in a row that may be rolled back; one more fails the run."""
@@ -49,19 +51,13 @@ class LossSpikeGuard(Plugin):
 
     _values: list[float] = state(factory=list)
     _in_a_row: int = state(0)
-    _captures: bool = attrs.field(default=False, init=False, repr=False)
-
-    @on(FitStart, priority=Priority.CLEANUP)
-    def begin(self, _event: FitStart) -> None:
-        """Capture each step for a rollback, unless the checkpoint plugin does."""
-        if self.action == "rollback" and self.run.latest is None:
-            self._captures = True
-            self.run.capture(self.run.step)
+    _kept: Snapshot | None = attrs.field(default=None, init=False, repr=False)
+    _known: bool = attrs.field(default=False, init=False, repr=False)  # seen once, or said to be missing
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def look(self, event: IterationEnd) -> None:
         """Judge the update. A spike is no part of what the next ones are compared with."""
-        value = _number(event.metrics.get(self.metric))
+        value = self._watched(event)
         if not math.isfinite(value):
             return
         middle, sigma = _spread(self._values) if len(self._values) == self.window else (value, math.inf)
@@ -79,27 +75,41 @@ class LossSpikeGuard(Plugin):
         if self.action == "stop":
             event.control.stop(found)
         elif self.action == "rollback":
-            self._roll_back(found)
+            self._roll_back(found, event.step)
             event.record.add({"actor/rollbacks": Sum(1)})
 
-    @on(StepEnd, priority=Priority.CLEANUP)
-    def capture(self, event: StepEnd) -> None:
-        """Keep the step that a rollback goes back to."""
-        if self._captures:
-            self.run.capture(event.step)
+    @on(StepStart, priority=Priority.PREPARE)
+    def keep(self, event: StepStart) -> None:
+        """Keep the learner that a rollback goes back to."""
+        if self.action == "rollback":
+            self._kept = self.run.capture_learner(event.step - 1)
 
-    def _roll_back(self, found: str) -> None:
+    def _watched(self, event: IterationEnd) -> float:
+        """The metric; NaN, said once, if there is no such number."""
+        reported = event.metrics.get(self.metric)
+        value = reported.value if isinstance(reported, Metric) else reported
+        if isinstance(value, Real):
+            self._known = True
+            return float(value)
+        if not self._known:
+            self._known = True
+            found = f"is a {type(value).__name__}, no number," if self.metric in event.metrics else "is not there"
+            _LOG.warning(
+                "loss_spike_guard does nothing without its metric: '%s' %s in update %d of step %d.%s",
+                self.metric,
+                found,
+                event.iteration + 1,
+                event.step,
+                did_you_mean(self.metric, event.metrics.keys() - {self.metric}),
+            )
+        return math.nan
+
+    def _roll_back(self, found: str, step: int) -> None:
         if self._in_a_row > self.limit:
             raise RunError(f"{found}: {self._in_a_row} spikes in a row, loss_spike_guard rolls back {self.limit}")
-        snapshot = self.run.latest
-        assert snapshot is not None
-        self.run.restore_learner(snapshot)
-        _LOG.warning("the learner was put back to the end of step %d", snapshot.step)
-
-
-def _number(reported: object) -> float:
-    value = reported.value if isinstance(reported, Metric) else reported
-    return float(value) if isinstance(value, (int, float)) else math.nan
+        assert self._kept is not None
+        self.run.restore_learner(self._kept, step=step)
+        _LOG.warning("the learner was put back to the end of step %d", self._kept.step)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

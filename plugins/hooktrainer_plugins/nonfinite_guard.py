@@ -9,8 +9,9 @@ import attrs
 from attrs.validators import ge, in_
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.errors import NonFiniteError
-from hooktrainer.events import FitStart, IterationEnd, StepEnd
+from hooktrainer.checkpoint.snapshot import Snapshot
+from hooktrainer.errors import ConfigError, NonFiniteError
+from hooktrainer.events import FitStart, IterationEnd, StepStart
 from hooktrainer.metrics import Metric, Sum
 from hooktrainer.plugin import port, state
 from hooktrainer.ports import Learner, RunState
@@ -27,7 +28,7 @@ class NonfiniteGuard(Plugin):
         default="skip", validator=in_(("skip", "stop", "rollback"))
     )
     """`skip` leaves the weights as they are and goes on; `stop` ends the run after closing the step; `rollback` also
-    puts weights, optimizer and schedule back to the end of the last step that was captured."""
+    puts weights, optimizer and schedule back to the end of the step before, of which it keeps a copy."""
 
     limit: int = attrs.field(default=5, validator=ge(0))
     """Updates in a row that may be skipped; one more fails the run."""
@@ -37,20 +38,18 @@ class NonfiniteGuard(Plugin):
 
     _total: int = state(0)
     _in_a_row: int = state(0)
-    _captures: bool = attrs.field(default=False, init=False, repr=False)
+    _kept: Snapshot | None = attrs.field(default=None, init=False, repr=False)
 
     @on(FitStart, priority=Priority.CLEANUP)
     def begin(self, _event: FitStart) -> None:
-        """Have the learner skip. Captures each step for a rollback, unless the checkpoint plugin does."""
+        """Have the learner skip. Raises `ConfigError` if it cannot."""
         if not hasattr(self.learner, "skips_nonfinite"):
-            raise TypeError(
-                f"{type(self.learner).__name__} has no attribute skips_nonfinite: a learner that this guard works with "
-                f"leaves an update out that is not finite, and reports {SKIPPED}, as hooktrainer.ports.Learner says"
+            raise ConfigError(
+                f"{type(self.learner).__name__} has no attribute skips_nonfinite, which nonfinite_guard sets. Add "
+                "`skips_nonfinite = False` to it; while that is True, `update` leaves out an update that is not "
+                f"finite, and reports how many it left out as `{SKIPPED}`. Or take nonfinite_guard out of the plugins."
             )
         self.learner.skips_nonfinite = True
-        if self.action == "rollback" and self.run.latest is None:
-            self._captures = True
-            self.run.capture(self.run.step)
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def look(self, event: IterationEnd) -> None:
@@ -73,17 +72,16 @@ class NonfiniteGuard(Plugin):
         if self.action == "stop":
             event.control.stop(f"{found} ({counts})")
         elif self.action == "rollback":
-            self._roll_back()
+            self._roll_back(event.step)
             event.record.add({"actor/rollbacks": Sum(1)})
 
-    @on(StepEnd, priority=Priority.CLEANUP)
-    def capture(self, event: StepEnd) -> None:
-        """Keep the step that a rollback goes back to."""
-        if self._captures:
-            self.run.capture(event.step)
+    @on(StepStart, priority=Priority.PREPARE)
+    def keep(self, event: StepStart) -> None:
+        """Keep the learner that a rollback goes back to."""
+        if self.action == "rollback":
+            self._kept = self.run.capture_learner(event.step - 1)
 
-    def _roll_back(self) -> None:
-        snapshot = self.run.latest
-        assert snapshot is not None
-        self.run.restore_learner(snapshot)
-        _LOG.warning("the learner was put back to the end of step %d", snapshot.step)
+    def _roll_back(self, step: int) -> None:
+        assert self._kept is not None
+        self.run.restore_learner(self._kept, step=step)
+        _LOG.warning("the learner was put back to the end of step %d", self._kept.step)

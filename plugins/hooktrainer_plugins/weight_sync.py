@@ -10,13 +10,13 @@ import numpy as np
 from attrs.validators import ge, gt, instance_of
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.canary import Canary
 from hooktrainer.errors import SyncError
 from hooktrainer.events import FitStart, StepEnd, WeightsSynced
 from hooktrainer.metrics import Sum
 from hooktrainer.plugin import port
 from hooktrainer.ports import Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, WeightTransport
 from hooktrainer.rules import RuleTable
+from hooktrainer.weights.canary import Canary
 
 _LONGEST_CANARY: Final = 8
 

@@ -20,8 +20,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from hooktrainer import checksums
-from hooktrainer.canary import Canary
 from hooktrainer.models.decoder import Decoder
 from hooktrainer.models.policy import full_state
 from hooktrainer.models.scoring import token_logprobs
@@ -29,6 +27,8 @@ from hooktrainer.rollout.process import Process
 from hooktrainer.tasks.addition import Addition
 from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.transports.same_host import SameHost
+from hooktrainer.weights import checksums
+from hooktrainer.weights.canary import Canary
 
 ROUNDS = 15
 TASK = Addition()

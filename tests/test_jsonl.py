@@ -1,0 +1,192 @@
+"""What becomes of rows in a file that was interrupted, cut, damaged, or is none."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hooktrainer.errors import RecordError
+from hooktrainer.sinks import jsonl
+from hooktrainer.sinks.jsonl import JsonlSink
+
+
+def steps(directory: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def opened(directory: Path, text: str | bytes | None = None) -> JsonlSink:
+    if text is not None:
+        (directory / "metrics.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
+    sink = JsonlSink(directory)
+    sink.open()
+    return sink
+
+
+def lines(*steps: int) -> str:
+    return "".join(f'{{"step": {step}}}\n' for step in steps)
+
+
+class InterruptAt:
+    """Raises `KeyboardInterrupt` at the n-th line that is run in the sink's module."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.reached = False
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace()
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _enter(self, frame: FrameType, _event: str, _arg: object) -> object:
+        return self._step if frame.f_code.co_filename == jsonl.__file__ else None
+
+    def _step(self, _frame: FrameType, event: str, _arg: object) -> object:
+        if event == "line" and not self.reached:
+            self._number -= 1
+            if self._number == 0:
+                self.reached = True
+                raise KeyboardInterrupt
+        return self._step
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file between `open` and `with`
+def test_a_row_that_was_interrupted_anywhere_and_is_handed_over_again_is_there_once(tmp_path: Path) -> None:
+    for number in range(1, 1000):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        sink = opened(directory)
+        sink.write(1, {"a": 1.0})
+        with InterruptAt(number) as interrupt:
+            try:
+                sink.write(2, {"a": 2.0, "b": {1.0: 2}})
+            except KeyboardInterrupt:
+                gc.collect()
+        sink.write(2, {"a": 2.0, "b": {1.0: 2}})
+        sink.write(3, {})
+        assert steps(directory) == [1, 2, 3]
+        if not interrupt.reached:
+            break
+    assert number > 20
+
+
+@pytest.mark.parametrize("after", [0, 5, 1000])
+def test_a_row_that_was_interrupted_while_it_was_written_leaves_whole_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    sink = opened(tmp_path)
+    sink.write(1, {})
+
+    def interrupted(file: int) -> None:
+        os.truncate(file, min(os.fstat(file).st_size, len(lines(1)) + after))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hooktrainer.sinks.jsonl.os.fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sink.write(2, {"loss": 1.0})
+    assert steps(tmp_path) == [1]
+
+
+def test_a_row_is_on_the_disk_when_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = opened(tmp_path)
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        synced.append(os.fstat(file).st_size)
+        real(file)
+
+    monkeypatch.setattr("hooktrainer.sinks.jsonl.os.fsync", fsync)
+    sink.write(1, {"loss": 1.0})
+
+    assert synced == [sink.path.stat().st_size]
+
+
+@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=4), st.booleans())
+def test_the_last_row_is_found_however_long_it_is(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], torn: bool
+) -> None:
+    directory = tmp_path_factory.mktemp("rows")
+    rows = [json.dumps({"step": step, "x" * length: 0}) for step, length in enumerate(lengths, start=1)]
+    sink = opened(directory, "\n".join(rows) + ("\n" + '{"step": 9, ' + "y" * lengths[0] if torn else "\n"))
+    with pytest.raises(RecordError, match=f"step 1 follows step {len(lengths)} "):
+        sink.write(1, {})
+    sink.write(9, {})
+    assert steps(directory) == [*range(1, len(lengths) + 1), 9]
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize(
+        ("rows", "missing"),
+        [
+            ([1, 2], "rows 3-8 are"),
+            ([1, 2, 3, 4, 5, 6, 7], "row 8 is"),
+            ([1, 2, 4, 5, 8], "rows 3, 6-7 are"),
+            ([], "rows 1-8 are"),
+        ],
+    )
+    def test_rows_that_are_missing_before_the_checkpoint_are_said(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: list[int], missing: str
+    ) -> None:
+        sink = opened(tmp_path, lines(*rows))
+        assert sink.rewind(8) == []
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{sink.path}: {missing} missing, and the run goes on after step 8 without them"
+        ]
+        sink.write(9, {})
+        assert steps(tmp_path) == [*rows, 9]
+
+    @pytest.mark.parametrize("text", [None, lines(3, 4, 5)])
+    def test_a_run_that_began_in_another_directory_misses_nothing(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
+    ) -> None:
+        assert opened(tmp_path, text).rewind(4) == ([] if text is None else [5])
+        assert not caplog.records
+
+    def test_a_row_that_cannot_be_read_is_an_error_with_its_line(self, tmp_path: Path) -> None:
+        text = lines(1) + '{"step": 2, "lo\n' + lines(3, 4)
+        sink = opened(tmp_path, text)
+        with pytest.raises(RecordError, match=r"metrics\.jsonl, line 2, is no row: .* Mend or remove that line"):
+            sink.rewind(3)
+        assert sink.path.read_text() == text
+
+    @pytest.mark.parametrize("row", ["[]", "{}", '{"step": "2"}', "null", "", "\x00\x00", "[" * 100_000])
+    def test_whatever_is_no_row_is_an_error(self, tmp_path: Path, row: str) -> None:
+        with pytest.raises(RecordError, match="line 2, is no row"):
+            opened(tmp_path, lines(1) + row + "\n").rewind(2)
+        with pytest.raises(RecordError, match="line 2, is no row"):
+            opened(tmp_path).write(3, {})
+
+    def test_what_cannot_be_read_after_the_checkpoint_is_cut_off_and_said(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sink = opened(tmp_path, lines(1, 2) + "garbage\n" + lines(4) + "more\n")
+        assert sink.rewind(2) == [4]
+        assert steps(tmp_path) == [1, 2]
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{sink.path}: what cannot be read after step 2 is cut off: line 3, 5"
+        ]
+
+    def test_a_row_behind_later_ones_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(RecordError, match="line 4, is no row: step 2 stands behind what came later"):
+            opened(tmp_path, lines(1, 5, 6, 2)).rewind(3)
+
+
+def test_a_directory_in_place_of_the_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RecordError, match=r"rows cannot be written to .*metrics\.jsonl: .* Move away what is there"):
+        opened(tmp_path)
+    assert not any((tmp_path / "metrics.jsonl").iterdir())
