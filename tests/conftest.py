@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Small tensors gain nothing from threads and lose much when tests share the cores; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Under `nohup`, or in the background of a script, these are ignored, and what the tests start would ignore them too.
+for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)

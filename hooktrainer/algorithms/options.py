@@ -28,7 +28,7 @@ from hooktrainer.algorithms.option_checks import (
 
 @attrs.frozen(kw_only=True)
 class Algorithm:
-    """How answers become a loss. An option of a function that is left out is the usual one of that function."""
+    """How answers become a loss; an option that is left out is the usual one of its function."""
 
     adv_estimator: str = attrs.field(default="grpo", validator=is_known(registry.ADVANTAGE_ESTIMATORS))
     """Advantage estimator: a name, `package.module:function` or `file.py:function`."""
