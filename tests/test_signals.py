@@ -181,6 +181,7 @@ def test_a_signal_while_the_run_is_composed_is_no_fault_of_the_plugin_being_impo
     assert run.err == "terminated\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_ending_of_a_complete_run_is_not_disturbed_and_the_signal_not_lost(
     number: signal.Signals, tmp_path: Path
@@ -236,6 +237,7 @@ def test_a_second_ctrl_c_leaves_at_once_before_the_first_was_heeded(tmp_path: Pa
     assert run.ends == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_worker_processes_hear_nothing_of_a_signal_to_all_and_end_with_the_run(
     number: signal.Signals, tmp_path: Path
@@ -263,6 +265,7 @@ def test_a_signal_to_all_while_worker_processes_start_up(tmp_path: Path) -> None
     assert run.left() == []
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_second_ctrl_c(tmp_path: Path) -> None:
     run = fit(tmp_path, config(text=PROCESSES, at="fit_end"))
     run.until("step", times=2)
@@ -340,6 +343,7 @@ print(before == [signal.getsignal(n) for n in HANDLED])
     assert run.out[-3:] == ["mine SIGTERM True", "exit 143", "True"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["completed", "SIGINT", "boom"])
 def test_a_script_has_its_handlers_and_threads_back_after_every_ending(ending: str, tmp_path: Path) -> None:
     text = """
@@ -380,6 +384,7 @@ print(before == state(), before[2] == during[2], results[0].status, results[0].s
     assert run.out[-1] == "True True completed 3"
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_ends_the_run_and_takes_no_more_lines(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config(at="validation"))
     ours, theirs = os.openpty()
