@@ -207,8 +207,9 @@ class TestSyncs:
 
     def test_a_stopped_worker_that_takes_no_more_messages_delays_no_other(self, make: Make) -> None:
         engine = make(sync_timeout_s=0.5, workers=2)
-        queue = started(engine, 64)
-        queue.wait_for(64)
+        started(engine, 64).wait_for(64)
+        with engine._fleet._changed:  # one of them may have answered everything before the other was there
+            engine._fleet._changed.wait_for(lambda: all(member.ready for member in engine._fleet._members), 30)
         ours = engine._fleet._members[0]
         os.kill(ours.process.pid, signal.SIGSTOP)
         while ours.send(None, 0.0):
