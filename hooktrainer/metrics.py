@@ -35,6 +35,7 @@ __all__ = [
     "Value",
     "merge",
     "number",
+    "plain",
 ]
 
 Value: TypeAlias = float | Mapping[float, int] | None
@@ -239,6 +240,11 @@ Reduction: TypeAlias = type[Mean] | type[Sum] | type[Max] | type[Min] | type[Las
 """A kind of metric that plain numbers can become."""
 REDUCTIONS: Final[Mapping[str, Reduction]] = {"mean": Mean, "sum": Sum, "max": Max, "min": Min, "last": Last}
 """Reductions that a rule can give to a plain number, by the name they have in YAML."""
+
+
+def plain(reported: object) -> object:
+    """What a reported metric says now; what is no metric, such as a plain number or None, as it is."""
+    return reported.value if isinstance(reported, Metric) else reported
 
 
 def merge(first: Metric, second: Metric) -> Metric:

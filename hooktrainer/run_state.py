@@ -100,6 +100,7 @@ class LiveState:
         with _fitting(snapshot, "learner"):
             self._ports.learner.load_state_dict(decode(snapshot, "learner"))
         self._ports.learner.start_step(step)  # a learner remembers the step that it was kept in
+        _LOG.warning("the learner was put back to the end of step %d", snapshot.step)
 
     def random(self) -> Mapping[str, object]:
         """The state of the global random generators of Python, NumPy and torch."""

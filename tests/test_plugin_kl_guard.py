@@ -48,6 +48,17 @@ def test_a_metric_that_is_not_there_is_an_error() -> None:
         stopped_by(KLGuard(metric="actor/kl"), 0.5)
 
 
+def test_a_step_without_the_metric_changes_nothing() -> None:
+    bus = FakeBus(KLGuard(patience=2), provides=["metrics.row"])
+    for step, row in enumerate([{"actor/ppo_kl": 0.5}, {"actor/skipped_updates": 1.0}], start=1):
+        bus.fire(StepEnd, step=step, row=row)
+    assert bus.control.reason is None
+
+    bus.fire(StepEnd, step=3, row={"actor/ppo_kl": 0.5})
+
+    assert bus.control.reason == "actor/ppo_kl 0.5 above 0.2 for 2 steps in step 3"
+
+
 @pytest.mark.parametrize("options", [{"limit": 0}, {"patience": 0}, {"action": "rollback"}])
 def test_senseless_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import xxhash
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from hooktrainer.ports import Weights
 
-BLOCK_BYTES: Final = 384 * 1024
+_Memory: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+"""Of a target and its source."""
+BLOCK_BYTES: Final = 704 * 1024
 """What is copied at once: small enough that source and target stay in the cache until they are read again."""
 _WORTH_THREADS: Final = 8 * 2**20
 
@@ -36,27 +38,40 @@ def filled(targets: Weights, weights: Weights, threads: int = 1) -> Mapping[str,
 
     With several threads, one tensor each at a time; a bucket of small ones is not worth them.
     """
-    if threads == 1 or len(weights) == 1 or sum(targets[name].nbytes for name in weights) < _WORTH_THREADS:
-        return {name: _filled(targets[name], weights, name) for name in weights}
-    largest_first = sorted(weights, key=lambda name: -targets[name].nbytes)
+    held: dict[str, int] = {}
+    memory: dict[str, _Memory] = {}
+    for name in weights:
+        target, source = targets[name], weights[name]
+        if target.is_cpu and target.is_contiguous():
+            memory[name] = _bytes(target), _bytes(source)
+        else:
+            target.copy_(source)
+            held[name] = checksum(target)
+    pairs = _copied(memory, threads)
+    if isinstance(weights, Bucket):
+        weights.note({name: sent for name, (_, sent) in pairs.items()})
+    return held | {name: arrived for name, (arrived, _) in pairs.items()}
+
+
+def _copied(memory: Mapping[str, _Memory], threads: int) -> Mapping[str, tuple[int, int]]:
+    """Copy; checksums of both sides, target first."""
+    if threads == 1 or len(memory) == 1 or sum(len(into) for into, _ in memory.values()) < _WORTH_THREADS:
+        return {name: _copy(pair) for name, pair in memory.items()}
+    largest_first = sorted(memory, key=lambda name: -len(memory[name][0]))
     with ThreadPoolExecutor(threads, thread_name_prefix="weight_sync") as pool:
-        done = pool.map(lambda name: _filled(targets[name], weights, name), largest_first)
+        done = pool.map(lambda name: _copy(memory[name]), largest_first)
         return dict(zip(largest_first, done, strict=True))
 
 
-def _filled(target: Tensor, weights: Weights, name: str) -> int:
-    if not target.is_cpu or not target.is_contiguous():
-        target.copy_(weights[name])
-        return checksum(target)
-    into = _bytes(target)
-    held = xxhash.xxh3_64()
-    start = 0
-    for block in weights.blocks(name) if isinstance(weights, Bucket) else _blocks(weights[name]):
-        place = into[start : start + len(block)]
-        np.copyto(place, block)
-        held.update(place.data)
-        start += len(block)
-    return held.intdigest()
+def _copy(pair: _Memory) -> tuple[int, int]:
+    into, out = pair
+    held, sent = xxhash.xxh3_64(), xxhash.xxh3_64()
+    for start in range(0, len(into), BLOCK_BYTES):
+        block = slice(start, start + BLOCK_BYTES)
+        np.copyto(into[block], out[block])
+        held.update(into[block].data)
+        sent.update(out[block].data)
+    return held.intdigest(), sent.intdigest()
 
 
 class Bucket(Mapping[str, "Tensor"]):
@@ -78,13 +93,9 @@ class Bucket(Mapping[str, "Tensor"]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def blocks(self, name: str) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of a tensor in blocks; each is read for the checksum once its receiver has copied it."""
-        sent = xxhash.xxh3_64()
-        for block in _blocks(self._tensors[name]):
-            yield block
-            sent.update(block.data)
-        self._checksums[name] = sent.intdigest()
+    def note(self, sent: Mapping[str, int]) -> None:
+        """Take checksums of its tensors from a receiver that has just read them as it copied them."""
+        self._checksums |= sent
 
     def checksums(self) -> Mapping[str, int]:
         """By name, of what was sent."""
@@ -92,12 +103,6 @@ class Bucket(Mapping[str, "Tensor"]):
             if name not in self._checksums:
                 self._checksums[name] = checksum(tensor)
         return self._checksums
-
-
-def _blocks(tensor: Tensor) -> Iterator[NDArray[np.uint8]]:
-    flat = _bytes(tensor)
-    for start in range(0, len(flat), BLOCK_BYTES):
-        yield flat[start : start + BLOCK_BYTES]
 
 
 def _bytes(values: Tensor | NDArray[Any] | float) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ import attrs
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import IterationEnd
-from hooktrainer.metrics import Metric
+from hooktrainer.metrics import plain
 from hooktrainer.plugin import port
 from hooktrainer.ports import KLControl
 
@@ -48,8 +48,7 @@ class AdaptiveKL(Plugin):
     def steer(self, event: IterationEnd) -> None:
         """Move the coefficient by the divergence of this update."""
         for key in MEASURED:
-            found = event.metrics.get(key)
-            value = found.value if isinstance(found, Metric) else found
+            value = plain(event.metrics.get(key))
             if isinstance(value, (int, float)) and value == value:  # noqa: PLR0124 (an update without tokens says NaN)
                 error = min(max(value / self.target - 1.0, -MAX_ERROR), MAX_ERROR)
                 self.control.kl_coeff *= 1.0 + error * min(event.samples / self.horizon, 1.0)

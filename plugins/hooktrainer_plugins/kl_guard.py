@@ -17,7 +17,7 @@ _LOG: Final = logging.getLogger("hooktrainer")
 
 @attrs.define(kw_only=True)
 class KLGuard(Plugin):
-    """Watch a divergence in the row of every step; what is no number counts as above the limit."""
+    """Watch a divergence in the row of every step that has it; what is no number counts as above the limit."""
 
     limit: float = attrs.field(default=0.2, validator=gt(0))
     """Largest tolerated value."""
@@ -32,11 +32,15 @@ class KLGuard(Plugin):
     """`warn` says so; `stop` also ends the run after this step."""
 
     _above: int = state(0)
+    _known: bool = state(False)  # whether the metric was ever there; before, it is taken for misspelt
 
     @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
     def guard(self, event: StepEnd) -> None:
         """Look at the row of the step, once it is sealed."""
+        if self.metric not in event.record.row and self._known:
+            return  # as in a step whose updates were all skipped
         value = event.record.row[self.metric]
+        self._known = True
         self._above = 0 if value <= self.limit else self._above + 1
         if self._above < self.patience:
             return

@@ -16,7 +16,7 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import RunError, did_you_mean
 from hooktrainer.events import IterationEnd, StepStart
-from hooktrainer.metrics import Metric, Sum
+from hooktrainer.metrics import Sum, plain
 from hooktrainer.plugin import port, state
 from hooktrainer.ports import RunState
 
@@ -86,8 +86,7 @@ class LossSpikeGuard(Plugin):
 
     def _watched(self, event: IterationEnd) -> float:
         """The metric; NaN, said once, if there is no such number."""
-        reported = event.metrics.get(self.metric)
-        value = reported.value if isinstance(reported, Metric) else reported
+        value = plain(event.metrics.get(self.metric))
         if isinstance(value, Real):
             self._known = True
             return float(value)
@@ -109,7 +108,6 @@ class LossSpikeGuard(Plugin):
             raise RunError(f"{found}: {self._in_a_row} spikes in a row, loss_spike_guard rolls back {self.limit}")
         assert self._kept is not None
         self.run.restore_learner(self._kept, step=step)
-        _LOG.warning("the learner was put back to the end of step %d", self._kept.step)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

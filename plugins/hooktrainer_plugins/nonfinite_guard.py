@@ -12,7 +12,7 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.events import FitStart, IterationEnd, StepStart
-from hooktrainer.metrics import Metric, Sum
+from hooktrainer.metrics import Sum, plain
 from hooktrainer.plugin import port, state
 from hooktrainer.ports import Learner, RunState
 
@@ -54,9 +54,7 @@ class NonfiniteGuard(Plugin):
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def look(self, event: IterationEnd) -> None:
         """Count, and act. Raises `NonFiniteError` if too many updates in a row were not finite."""
-        reported = event.metrics.get(SKIPPED, 0)
-        skipped = reported.value if isinstance(reported, Metric) else reported
-        if not skipped:
+        if not plain(event.metrics.get(SKIPPED)):
             self._in_a_row = 0
             return
         self._total += 1
@@ -72,7 +70,8 @@ class NonfiniteGuard(Plugin):
         if self.action == "stop":
             event.control.stop(f"{found} ({counts})")
         elif self.action == "rollback":
-            self._roll_back(event.step)
+            assert self._kept is not None
+            self.run.restore_learner(self._kept, step=event.step)
             event.record.add({"actor/rollbacks": Sum(1)})
 
     @on(StepStart, priority=Priority.PREPARE)
@@ -80,8 +79,3 @@ class NonfiniteGuard(Plugin):
         """Keep the learner that a rollback goes back to."""
         if self.action == "rollback":
             self._kept = self.run.capture_learner(event.step - 1)
-
-    def _roll_back(self, step: int) -> None:
-        assert self._kept is not None
-        self.run.restore_learner(self._kept, step=step)
-        _LOG.warning("the learner was put back to the end of step %d", self._kept.step)

@@ -10,7 +10,7 @@ import attrs
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import FitStart, IterationEnd, StepEnd
-from hooktrainer.metrics import Max, Mean, Metric, Min, Sum
+from hooktrainer.metrics import Max, Mean, Metric, Min, Sum, plain
 from hooktrainer.plugin import port
 from hooktrainer.ports import ReplayBuffer
 from hooktrainer.strategies import Strategy, strategy
@@ -94,7 +94,7 @@ class Staleness(Plugin):
 
     def _watch_lengths(self, reported: object) -> None:
         """Say once that what is trained is shorter or longer than what is generated."""
-        bias = reported.value if isinstance(reported, Metric) else None
+        bias = plain(reported)
         low, high = self.length_bias_band
         if isinstance(bias, float) and not low <= bias <= high and not self._warned:
             self._warned = True
