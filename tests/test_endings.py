@@ -43,8 +43,18 @@ ENDINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    ("ending", "engine"),
+    [
+        pytest.param(
+            ending,
+            engine,
+            marks=[] if engine == "thread" and ending in ("completed", "raises", "signal") else pytest.mark.slow,
+        )
+        for ending in ENDINGS
+        for engine in ("thread", "process")
+    ],
+)
 def test_nothing_is_left_of_a_run(ending: str, engine: str, tmp_path: Path) -> None:
     odd, overrides, marker, code, said = ENDINGS[ending]
     run = fit(tmp_path, config(text=CONFIG if engine == "thread" else PROCESSES, **odd), *overrides)
@@ -87,6 +97,7 @@ def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_keep_the_process(t
     assert run.left() == []
 
 
+@pytest.mark.slow
 def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_hold_up_an_error(tmp_path: Path) -> None:
     (tmp_path / "full.py").write_text(FULL)
     more = ["trainer.num_warmup_batches=1", "rollout.batching=group"]
@@ -134,8 +145,20 @@ class SlowEnd(Plugin):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("at", ["step", "fit_end"])
+@pytest.mark.parametrize(
+    ("at", "number"),
+    [
+        ("step", signal.SIGTERM),
+        *(
+            pytest.param(at, number, marks=pytest.mark.slow)
+            for at, number in [
+                ("step", signal.SIGINT),
+                ("fit_end", signal.SIGTERM),
+                ("fit_end", signal.SIGINT),
+            ]
+        ),
+    ],
+)
 def test_a_signal_does_not_hide_the_error_that_ended_the_run_before_it(
     at: str, number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -151,6 +174,7 @@ def test_a_signal_does_not_hide_the_error_that_ended_the_run_before_it(
     assert run.ends == ["failed 1 ValueError: the real reason" if at == "step" else "completed 3 all 3 steps are done"]
 
 
+@pytest.mark.slow
 def test_an_error_of_an_ending_is_shown_after_the_signal_that_came_before_it(tmp_path: Path) -> None:
     (tmp_path / "slow_end.py").write_text(SLOW_END)
     run = fit(tmp_path, config(plugins=["{use: 'slow_end.py:SlowEnd', at: late}"]), "trainer.total_steps=3")
@@ -163,7 +187,9 @@ def test_an_error_of_an_ending_is_shown_after_the_signal_that_came_before_it(tmp
 
 
 @pytest.mark.parametrize(("act", "last", "named"), [
-    ("child", "sending SIGKILL", "left running by the run: process mine (pid "),
+    pytest.param(
+        "child", "sending SIGKILL", "left running by the run: process mine (pid ", marks=pytest.mark.slow
+    ),
     ("thread", "the process ends without it", "left running by the run, and does not end: thread mine"),
 ])  # fmt: skip
 def test_what_a_plugin_leaves_running_is_ended_and_named(act: str, last: str, named: str, tmp_path: Path) -> None:
@@ -241,6 +267,7 @@ def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> N
     assert said == "nobody reads standard output any more (Broken pipe): no more lines are shown, the run goes on\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_the_same_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="save", step=5))
     run.until("step")
@@ -255,7 +282,7 @@ def test_ctrl_c_is_the_same_when_nobody_reads_its_lines_any_more(tmp_path: Path)
     assert run.ends == ["interrupted 5 SIGINT"]
 
 
-@pytest.mark.parametrize("command", ["plan", "fit"])
+@pytest.mark.parametrize("command", ["plan", pytest.param("fit", marks=pytest.mark.slow)])
 def test_a_terminal_that_knows_ascii_only_gets_ascii(command: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config())
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parent)}
@@ -268,6 +295,7 @@ def test_a_terminal_that_knows_ascii_only_gets_ascii(command: str, tmp_path: Pat
     assert (b"adds metrics.row | makes weights.published" if command == "plan" else b"runs/gr??e") in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_within_a_run_ends_with_it(tmp_path: Path) -> None:
     (tmp_path / "inner.yaml").write_text(config(at="validation"))
     run = fit(tmp_path, config(at="before_sync", act="fit"))

@@ -38,10 +38,7 @@ PLACES = {
 
 @pytest.mark.parametrize(
     "place",
-    [
-        pytest.param(at, marks=[] if at in ("fit_start", "before_sync", "validation") else pytest.mark.slow)
-        for at in PLACES
-    ],
+    [pytest.param(at, marks=[] if at == "validation" else pytest.mark.slow) for at in PLACES],
 )
 def test_a_handler_that_takes_a_minute_is_broken_off_and_the_last_complete_step_stands(
     place: str, tmp_path: Path
@@ -60,6 +57,7 @@ def test_a_handler_that_takes_a_minute_is_broken_off_and_the_last_complete_step_
     assert run.left() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_groups_in_vain_ends_within_the_grace_time(tmp_path: Path) -> None:
     (tmp_path / "never.py").write_text(
         "import sys, time\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
@@ -113,7 +111,8 @@ def test_a_run_that_goes_from_step_to_step_saves_its_last_complete_step(engine: 
     assert run.left() == []
 
 
-@pytest.mark.parametrize("before", ["pause", *(pytest.param(at, marks=pytest.mark.slow) for at in ("stage", "flip"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["stage", "pause", "flip"])
 def test_a_worker_that_is_stopped_in_a_sync_does_not_keep_the_run_from_ending(before: str, tmp_path: Path) -> None:
     plugins = [SAVING, f"{{use: 'odd_plugins:Stops', before: {before}}}"]
     run = fit(tmp_path, config(text=PROCESSES, plugins=plugins))
@@ -128,6 +127,7 @@ def test_a_worker_that_is_stopped_in_a_sync_does_not_keep_the_run_from_ending(be
     assert run.left() == []
 
 
+@pytest.mark.slow
 def test_the_next_command_of_a_line_does_not_run_after_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config(text=SLOW, plugins=[SAVING]))
     line = f"{sys.executable} -u -m hooktrainer fit run.yaml trainer.total_steps=10 && touch done; echo code $?"
@@ -225,6 +225,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once_before_the_first_was_heeded(tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="validation"))
     run.until("AT validation")
@@ -254,6 +255,7 @@ def test_worker_processes_hear_nothing_of_a_signal_to_all_and_end_with_the_run(
     assert run.left() == []
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_while_worker_processes_start_up(tmp_path: Path) -> None:
     run = fit(tmp_path, config(text=PROCESSES, at="iteration_start", step=1))
     run.until("AT")
@@ -277,7 +279,7 @@ def test_workers_do_not_outlive_a_second_ctrl_c(tmp_path: Path) -> None:
     assert [name for name in run.left() if not name.endswith(".lock")] == []
 
 
-@pytest.mark.parametrize("act", ["swallow", "wrap"])
+@pytest.mark.parametrize("act", ["swallow", pytest.param("wrap", marks=pytest.mark.slow)])
 def test_an_interruption_that_a_plugin_keeps_to_itself_ends_the_run_all_the_same(act: str, tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="validation", act=act))
     run.until("AT")
@@ -289,7 +291,7 @@ def test_an_interruption_that_a_plugin_keeps_to_itself_ends_the_run_all_the_same
         assert "after SIGTERM there was another error: RuntimeError: somebody's code" in run.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGHUP])
 def test_a_signal_that_whoever_started_the_run_ignores_stays_ignored(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config())
     run = Outside(tmp_path, *FIT, "run.yaml", preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
