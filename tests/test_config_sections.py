@@ -115,7 +115,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z]\w{0,8}", fullmatch=True), VALUES))
 def test_any_plain_options_survive_a_dump(tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]) -> None:
     config = config_from_mapping(yaml.safe_load(TWO), name="config")

@@ -41,15 +41,18 @@ def test_a_task_goes_on_top_of_every_family(path: Path, overlay: Path) -> None:
     assert (task.algorithm, task.critic, task.optim) == (config.algorithm, config.critic, config.optim)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_its_plan_needs_no_torch(path: Path) -> None:
-    script = (
-        "import sys\nfrom hooktrainer.cli import main\n"
-        f"assert main(['plan', {str(path)!r}]) == 0\nassert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+def test_their_plans_need_no_torch() -> None:
+    script = """
+import sys
+from hooktrainer.cli import main
+for path in sys.argv[1:]:
+    assert main(["plan", path]) == 0, path
+    assert "torch" not in sys.modules, path
+"""
+    command = [sys.executable, "-c", script, *map(str, CONFIGS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    assert "weight_sync.sync" in done.stdout
+    assert done.stdout.count("weight_sync.sync") >= len(CONFIGS)
 
 
 def test_the_quickstart_overlaps_and_the_synchronous_run_does_not() -> None:

@@ -44,10 +44,12 @@ TRUSTING = {
 }
 
 
+@pytest.mark.slow
 def test_the_untouched_copy_passes(tmp_path: Path) -> None:
     assert "1 passed" in run_mutated(tmp_path, ROWS, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutations", "notices"),
     [

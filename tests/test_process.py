@@ -113,6 +113,7 @@ class TestDeaths:
         assert engine.take_metrics()["rollout/restarts"].value == 1
         assert engine.take_metrics()["rollout/restarts"].value == 0
 
+    @pytest.mark.slow
     def test_too_many_deaths_end_the_run_and_say_what_may_help(self, make: Make) -> None:
         engine = make(Odd(act="kill"), max_restarts=1)
         queue = started(engine)
@@ -156,6 +157,7 @@ def stuck(tmp_path: Path) -> Stuck:
 
 
 class TestSyncs:
+    @pytest.mark.slow
     def test_a_worker_whose_answer_never_ends_is_killed_by_the_sync_and_another_one_goes_on(
         self, make: Make, stuck: Stuck, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -176,6 +178,7 @@ class TestSyncs:
         queue.wait_until(lambda: {10, 11} <= queue.finished.keys())
         assert versions_of(queue.finished[10]) == {2}
 
+    @pytest.mark.slow
     def test_too_many_workers_that_hang_fail_the_next_sync(self, make: Make, stuck: Stuck) -> None:
         engine = make(stuck, sync_timeout_s=0.5, max_restarts=0)
         queue = started(engine, 8)
@@ -222,6 +225,7 @@ class TestSyncs:
         assert ours.is_dead()
         engine.resume()
 
+    @pytest.mark.slow
     def test_an_undo_waits_only_a_moment_and_names_who_was_late(self, make: Make) -> None:
         engine = make()
         started(engine).wait_for(1)
@@ -252,6 +256,7 @@ class TestEnds:
         queue.wait_for(1)
         assert versions_of(queue.finished[0]) == {0}
 
+    @pytest.mark.slow
     def test_a_score_that_never_returns_does_not_hold_up_the_end(
         self, make: Make, blocked: Blocked, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -324,6 +324,7 @@ def script(directory: Path, text: str, run: str, **options: object) -> Outside:
     return Outside(directory, sys.executable, "-u", "script.py", **options)
 
 
+@pytest.mark.slow
 def test_handlers_are_put_back_and_those_of_the_user_are_called_after_the_end(tmp_path: Path) -> None:
     text = """
 def mine(number, frame):
