@@ -7,6 +7,7 @@ while the block is in the cache.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,7 @@ def checksum(values: Tensor | NDArray[Any] | float) -> int:
 def filled(targets: Weights, weights: Weights, threads: int = 1) -> Mapping[str, int]:
     """Copy weights into targets of the same shapes and dtypes; checksums of what is there then.
 
-    With several threads, one tensor each at a time; a bucket of small ones is not worth them.
+    With several threads, one tensor each at a time, largest first; a bucket of small ones is not worth them.
     """
     held: dict[str, int] = {}
     memory: dict[str, _Memory] = {}
@@ -57,10 +58,14 @@ def _copied(memory: Mapping[str, _Memory], threads: int) -> Mapping[str, tuple[i
     """Copy; checksums of both sides, target first."""
     if threads == 1 or len(memory) == 1 or sum(len(into) for into, _ in memory.values()) < _WORTH_THREADS:
         return {name: _copy(pair) for name, pair in memory.items()}
-    largest_first = sorted(memory, key=lambda name: -len(memory[name][0]))
-    with ThreadPoolExecutor(threads, thread_name_prefix="weight_sync") as pool:
-        done = pool.map(lambda name: _copy(memory[name]), largest_first)
-        return dict(zip(largest_first, done, strict=True))
+    waiting = iter(sorted(memory, key=lambda name: -len(memory[name][0])))
+
+    def work() -> list[tuple[str, tuple[int, int]]]:
+        return [(name, _copy(memory[name])) for name in waiting]
+
+    with ThreadPoolExecutor(threads - 1, thread_name_prefix="weight_sync") as pool:
+        others = [pool.submit(work) for _ in range(threads - 1)]
+        return dict(itertools.chain(work(), *(other.result() for other in others)))
 
 
 def _copy(pair: _Memory) -> tuple[int, int]:
