@@ -14,6 +14,7 @@
     + SyncError          weights were not confirmed on every engine
     + NonFiniteError     a loss or gradient is NaN or infinite
     + LedgerError        groups were lost or counted twice
+    + CheckpointError    a checkpoint cannot be written, found, read or fitted to the run
 """
 
 from __future__ import annotations
@@ -106,14 +107,26 @@ class CheckpointError(RunError):
 def carry(error: BaseException, another: BaseException, when: str) -> None:
     """Note a second error, traceback and notes included, on the first one, which is the one that is raised."""
     if another is not error:
-        error.add_note(f"{when} there was another error:\n{_shown(another)}".rstrip())
+        error.add_note(f"{when} there was another error:\n{_shown(another, error)}".rstrip())
 
 
-def _shown(error: BaseException) -> str:
-    """The traceback, unless it was raised on purpose and says all."""
+def _shown(error: BaseException, told: BaseException) -> str:
+    """The traceback, unless it was raised on purpose and says all; without the error that is told anyway."""
     if isinstance(error, HookTrainerError) and error.__cause__ is None:
         return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-    return "".join(traceback.format_exception(error))
+    view = traceback.TracebackException.from_exception(error)
+    _leave_out(view, error, told)
+    return "".join(view.format())
+
+
+def _leave_out(view: traceback.TracebackException, error: BaseException, told: BaseException) -> None:
+    """Else every error noted on one that is being handled would show that one once more, with all of its notes."""
+    for link in ("__cause__", "__context__"):
+        before, shown = getattr(error, link), getattr(view, link)
+        if before is told:
+            setattr(view, link, None)
+        elif before is not None and shown is not None:
+            _leave_out(shown, before, told)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

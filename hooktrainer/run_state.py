@@ -50,6 +50,7 @@ class LiveState:
         """What was captured or restored last."""
         self.had_ended = False
         """Whether nothing was left to dispatch when it was captured, in a run of this many steps."""
+        self._learner: Snapshot | None = None
         self._plugins = {entry.name: entry.plugin for entry in entries}
         self._ports = ports
         self._dispatcher = dispatcher
@@ -93,7 +94,9 @@ class LiveState:
 
     def capture_learner(self, step: int) -> Snapshot:
         """A copy of the learner alone, as of the end of `step`. Raises `CheckpointError` naming what cannot be kept."""
-        return encode(step, {"learner": _state_of("learner", self._ports.learner)})
+        if self._learner is None or self._learner.step != step:  # one copy for everybody who keeps it
+            self._learner = encode(step, {"learner": _state_of("learner", self._ports.learner)})
+        return self._learner
 
     def restore_learner(self, snapshot: Snapshot, *, step: int) -> None:
         """Put the learner alone back, at any time between updates of `step`, which begins anew for it."""

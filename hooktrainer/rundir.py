@@ -46,9 +46,10 @@ class RunDirectory:
                 return
             if directory.exists() or directory.is_symlink():
                 kept = next(path for path in _numbered(directory) if not path.exists() and not path.is_symlink())
-                directory.rename(kept)
+                _swap(directory, kept, fresh)
                 _LOG.warning("%s is from an earlier run; it is kept as %s", directory, kept.name)
-            fresh.rename(directory)
+            else:
+                fresh.rename(directory)
         except OSError as error:
             shutil.rmtree(fresh, ignore_errors=True)
             self.release()
@@ -70,6 +71,16 @@ def _goes_on_in(directory: Path, resume: Literal["off", "auto"] | Path) -> bool:
     if isinstance(resume, Path):
         return resume.resolve().is_relative_to(directory.resolve())
     return not any(directory.iterdir()) or any((directory / "checkpoints").glob("*"))
+
+
+def _swap(directory: Path, kept: Path, fresh: Path) -> None:
+    """Put a fresh directory in the place of another, which gets a name of its own; both, or neither."""
+    directory.rename(kept)
+    try:
+        fresh.rename(directory)
+    except BaseException:
+        kept.rename(directory)
+        raise
 
 
 def _locked(path: Path, directory: Path) -> TextIOWrapper:

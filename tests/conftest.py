@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import settings
+
 # Small tensors gain nothing from threads and lose much when tests share the cores; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -12,3 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+# A deadline would time the machine, not the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")

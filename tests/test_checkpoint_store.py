@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from hooktrainer.checkpoint import files
+from hooktrainer import files
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.checkpoint.store import Best, Store, find
@@ -101,6 +102,24 @@ class TestNewest:
         assert newest(store) == 4
         assert "going on from step 4; 5 is incomplete" in said(caplog)
 
+    @pytest.mark.parametrize("trace", ["pointer", "set aside", "empty pointer"])
+    def test_where_there_once_was_one_nothing_begins_anew_in_silence(
+        self, store: Store, trace: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = store.save(snapshot(4))
+        if trace == "set aside":
+            store.go_on_from(3)
+            (store.root / "latest").unlink()
+        else:
+            shutil.rmtree(path)
+            (store.root / "latest").write_text("step_00000004\n" if trace == "pointer" else "")
+
+        expected = "step_00000004.set_aside was set aside" if trace == "set aside" else "latest names '.*not there"
+        with pytest.raises(CheckpointError, match=f"no complete checkpoint, .*{expected}.*allow_fresh: true"):
+            store.newest()
+        assert store.newest(allow_fresh=True) is None
+        assert "beginning anew" in said(caplog)
+
     @pytest.mark.parametrize("how", ["gone", "empty", "truncated", "longer", "flipped"])
     @pytest.mark.parametrize("name", FILES)
     def test_damage_to_any_file_is_found_and_the_last_good_one_is_taken(
@@ -118,7 +137,7 @@ class TestNewest:
         damage(store.save(snapshot(5)) / "state.json", "gone")
 
         with pytest.raises(
-            CheckpointError, match=r"only incomplete checkpoints, .* state.json is missing.* allow_fresh: true"
+            CheckpointError, match=r"no complete checkpoint, .* state.json is missing.* allow_fresh: true"
         ):
             store.newest()
         assert newest(store, allow_fresh=True) is None
@@ -275,7 +294,7 @@ def copy_that_fails(*_: object, **__: object) -> None:
 
 
 class TestFailures:
-    @pytest.mark.parametrize("place", ["write", "sync", "rename", "replace"])
+    @pytest.mark.parametrize("place", ["write", "sync", "rename"])
     def test_a_save_that_fails_leaves_the_last_one_and_nothing_else(
         self, store: Store, place: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -286,14 +305,48 @@ class TestFailures:
                 store.save(snapshot(2))
             # The caller does not come to retain(1).
 
-        left = {"latest", "step_00000001"} | ({"step_00000002"} if place == "replace" else set())
-        assert {path.name for path in store.root.iterdir()} == left
-        if place != "replace":
-            assert newest(store) == 1
-        store.go_on_from(1)
+        assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000001"}
+        assert newest(store) == 1
         store.save(snapshot(3))
         store.retain(1)
         assert kept(store) == {3}
+
+    @pytest.mark.parametrize("after_the_name", [False, True])
+    def test_one_that_cannot_be_replaced_stays(
+        self, store: Store, after_the_name: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.save(snapshot(1))
+        store.save(snapshot(2), {"score": 1.0})
+        rename = files.rename
+
+        def fails(path: Path, target: Path) -> None:
+            if path.name.endswith(".unfinished"):
+                if after_the_name:
+                    rename(path, target)
+                raise OSError(5, "Input/output error")
+            rename(path, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "rename", fails)
+            with pytest.raises(CheckpointError, match="step 2 could not be written .*Input/output"):
+                store.save(snapshot(2), {"score": 2.0})
+
+        assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000001", "step_00000002"}
+        assert store.best(Best("score")) == (2, 1.0)
+        assert newest(store) == 2
+
+    def test_a_pointer_that_cannot_be_moved_costs_no_checkpoint(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store.save(snapshot(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "replace", copy_that_fails)
+            store.save(snapshot(2))
+        store.retain(1)
+
+        assert "step_00000002 is complete, but" in said(caplog)
+        assert newest(store) == 2
+        assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000002"}
 
     def test_a_disk_that_is_really_full(self, tmp_path: Path) -> None:
         place = tmp_path / "small"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing import active_children
@@ -14,15 +16,15 @@ from pathlib import Path
 import attrs
 import pytest
 import rollouts
+import yaml
 from outside import CONFIG, FIT, PROCESSES, Outside, config
 
-from hooktrainer import Plugin, Trainer, on
-from hooktrainer.config import TrainerConfig
+from hooktrainer import Plugin, build_trainer, on
+from hooktrainer.config import config_from_mapping
 from hooktrainer.errors import RolloutError
 from hooktrainer.events import FitEnd
 from hooktrainer.rollout.process import Process
-from hooktrainer.testing import FakeBuffer, FakeEngine, fake_ports
-from hooktrainer_plugins.weight_sync import WeightSync
+from hooktrainer.tasks.sort_digits import SortDigits
 
 LIMIT_S = 5
 
@@ -204,55 +206,106 @@ def test_what_a_plugin_leaves_running_is_ended_and_named(act: str, last: str, na
     assert run.left() == []
 
 
-def test_a_worker_that_raises_ends_the_run_within_two_seconds_with_its_error(tmp_path: Path) -> None:
-    (tmp_path / "boom.py").write_text(
-        "import itertools, sys\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
-        "CALLS = itertools.count(1)\n\n"
-        "@attrs.frozen(kw_only=True)\nclass Boom(SortDigits):\n    def score(self, truth, answer):\n"
-        "        if next(CALLS) == 3:\n            print('AT boom', flush=True)\n            raise ValueError('boom')\n"
-        "        return super().score(truth, answer)\n"
-    )
-    overrides = ["trainer.train_batch_size=4", "trainer.ppo_mini_batch_size=4", "trainer.parameter_sync_step=1"]
-    run = fit(tmp_path, config(), "task.use=boom.py:Boom", *overrides)
-    run.until("AT boom")
+THIRD = """
+import itertools, os
+import attrs
+from hooktrainer.tasks.sort_digits import SortDigits
+
+CALLS = itertools.count(1)
+
+@attrs.frozen(kw_only=True)
+class Third(SortDigits):
+    def score(self, truth, answer):
+        if next(CALLS) == 3:
+            print("AT third", flush=True)
+            ACT
+        return super().score(truth, answer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "act", "said"),
+    [
+        (CONFIG, "raise ValueError('boom')", "ValueError: boom"),
+        (PROCESSES, "raise ValueError('boom')", "ValueError: boom"),
+        (PROCESSES.replace("workers: 2", "max_restarts: 0"), "os._exit(0)", "returned early, with exit code 0"),
+    ],
+    ids=["thread raises", "process raises", "process returns early"],
+)
+def test_a_worker_that_fails_ends_the_run_within_two_seconds(text: str, act: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "third.py").write_text(THIRD.replace("ACT", act))
+    batch = ("trainer.ppo_mini_batch_size=4", "trainer.parameter_sync_step=1")
+    run = fit(tmp_path, config(text=text), "task.use=third.py:Third", *batch)
+    run.until("AT third")
     since = time.monotonic()
 
     assert run.ended() == 1
     assert time.monotonic() - since < 2
-    assert "ValueError: boom" in run.err
-    (said,) = run.ends
-    assert said.startswith("failed 0 RolloutError: ")
+    assert said in run.err
+    (end,) = run.ends
+    assert end.startswith("failed 0 RolloutError: ")
+    assert run.left() == []
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Ends(Plugin):
-    seen: list[tuple[str, str]] = attrs.field(factory=list)
+    """Writes down every end."""
+
+    seen: list[tuple[str, int, str]] = attrs.field(factory=list)
 
     @on(FitEnd)
     def end(self, event: FitEnd) -> None:
-        self.seen.append((event.status, event.reason))
+        self.seen.append((event.status, event.step, event.reason))
 
 
-class GivesNone(FakeEngine):
-    """Hands in nothing for what it was asked."""
-
-    def pump(self) -> None:
-        for group in self._buffer.claim(64, block=False):
-            self._buffer.finish(group, None)
+def boom(*_: object) -> None:
+    raise ValueError("boom")
 
 
-def test_nothing_handed_in_is_no_end_of_the_data() -> None:
-    ends = Ends()
-    ports = fake_ports(engine=GivesNone(), buffer=FakeBuffer())
-    trainer = Trainer([WeightSync(), ends], ports, small())
+FAULTS = {
+    "raises": ("score", boom, ValueError("boom")),
+    "returns early": ("trajectories", lambda _: [], RolloutError("early return: 0 answers instead of 2 answers to ")),
+    "returns None": ("trajectories", lambda _: None, RolloutError("early return: nothing instead of 2 answers to ")),
+    "scores None": ("score", lambda *_: None, RolloutError("SortDigits.score gave None for the answer ")),
+    "puts None": ("finish", None, RolloutError("the engine handed in None instead of answers")),
+}  # fmt: skip
 
-    with pytest.raises(RolloutError):
+
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_worker_that_fails_in_its_third_rollout_ends_fit_within_two_seconds_and_is_named(
+    fault: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, instead, cause = FAULTS[fault]
+    mapping = yaml.safe_load(CONFIG) | {
+        "run": {"dir": str(tmp_path)},
+        "trainer": {"total_steps": 50, "train_batch_size": 4, "ppo_mini_batch_size": 4},
+        "plugins": ["metric_aggregation", "weight_sync", {"use": f"{__file__}:Ends", "name": "ends"}],
+    }
+    mapping["rollout"]["use"] = engine
+    trainer = build_trainer(config_from_mapping(mapping))
+    (ends,) = [entry.plugin for entry in trainer.bus.plan.entries if entry.name == "ends"]
+    buffer = trainer.ports.buffer
+    owner = {"score": SortDigits, "trajectories": trainer.ports.engine._generator, "finish": buffer}[method]
+    real, calls, since = getattr(owner, method), itertools.count(1), list[float]()
+
+    def third(*arguments: object) -> object:
+        if next(calls) != 3:
+            return real(*arguments)
+        since.append(time.monotonic())
+        return real(arguments[0], None) if instead is None else instead(*arguments)
+
+    monkeypatch.setattr(owner, method, third)
+    with pytest.raises(RolloutError, match=r"^group \d \(.*\) could not be generated \(error\)") as caught:
         trainer.fit()
-    assert [status for status, _ in ends.seen] == ["failed"]
 
-
-def small() -> TrainerConfig:
-    return TrainerConfig(total_steps=2, train_batch_size=4, ppo_mini_batch_size=4, parameter_sync_step=1)
+    assert time.monotonic() - since[0] < 2
+    found = caught.value.__cause__
+    assert type(found) is type(cause)
+    assert str(found).startswith(str(cause))
+    assert ends.seen == [("failed", 0, f"RolloutError: {caught.value}")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
 
 
 def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:

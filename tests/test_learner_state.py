@@ -98,6 +98,20 @@ def test_it_is_written_into_the_tensors_that_are_there() -> None:
     assert held.unique().tolist() == [7.0]
 
 
+@pytest.mark.parametrize("missing", ["updates", "step", "kl_coeff"])
+def test_a_state_that_lacks_a_number_changes_nothing(missing: str) -> None:
+    made, other = learner(build()), learner(build())
+    train(other, range(1, 2))
+    state = other.state_dict()
+    del state[missing]
+    before = copy.deepcopy(made.state_dict())
+
+    with pytest.raises(KeyError, match=missing):
+        made.load_state_dict(state)
+
+    assert_same(made.state_dict(), before)
+
+
 def test_changing_what_was_loaded_changes_nothing() -> None:
     made = learner(build())
     train(made, range(1, 2))

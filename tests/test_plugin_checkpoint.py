@@ -9,11 +9,12 @@ import attrs
 import pytest
 
 from hooktrainer import Plugin, Priority, on, state
+from hooktrainer.checkpoint.codec import encode
 from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.checkpoint.store import Store
 from hooktrainer.checkpoint.writer import Writer
 from hooktrainer.errors import CheckpointError, PlanError
-from hooktrainer.events import FitEnd, FitStart, StepEnd
+from hooktrainer.events import FitEnd, FitStart, StepEnd, StepStart
 from hooktrainer.hooks import Entry
 from hooktrainer.testing import FakeBus, FakeRunState, check_order_independent, check_plugin
 from hooktrainer_plugins.checkpoint import Checkpoint
@@ -84,10 +85,23 @@ def test_without_the_copy_in_memory_such_an_end_says_that_the_step_is_not_saved(
 @pytest.mark.parametrize("status", ["completed", "stopped"])
 def test_without_the_copy_in_memory_an_end_between_steps_is_saved(tmp_path: Path, status: str) -> None:
     bus, _ = started(tmp_path, every=2, in_memory=False)
+    bus.fire(StepStart, step=1)
     bus.fire(StepEnd, step=1, row={})
     bus.fire(FitEnd, step=1, status=status)
 
     assert steps(tmp_path) == [1]
+
+
+def test_without_the_copy_in_memory_a_step_that_another_one_followed_is_not_saved_any_more(tmp_path: Path) -> None:
+    bus, run = started(tmp_path, every=2, in_memory=False)
+    for step in (1, 2, 3):
+        bus.fire(StepStart, step=step)
+        bus.fire(StepEnd, step=step, row={})
+    bus.fire(StepStart, step=4)  # here it was stopped, and handlers have begun
+    bus.fire(FitEnd, step=3, status="stopped")
+
+    assert run.captured == [2]
+    assert steps(tmp_path) == [2]
 
 
 def test_a_step_that_broke_before_it_was_saved_is_saved_at_the_end(tmp_path: Path) -> None:
@@ -280,6 +294,46 @@ def test_a_save_that_failed_in_the_background_is_raised_in_the_next_step_and_the
     assert steps(tmp_path) == [3]
 
 
+@pytest.mark.parametrize(("status", "saved"), [("interrupted", [1, 3]), ("stopped", [1, 2, 3])])
+def test_who_interrupts_a_run_waits_for_its_last_step_and_not_for_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, saved: list[int]
+) -> None:
+    disk = Disk(monkeypatch)
+    bus, _ = started(tmp_path, every=1, keep_last=-1)
+    disk.go_on.clear()
+    bus.fire(StepEnd, step=1, row={})
+    assert disk.writing.wait(PATIENCE_S)
+    bus.fire(StepEnd, step=2, row={})  # waits for the first
+    run = bus.plan.entries[-1].plugin.run
+    run.capture(3)
+    real = Writer.close
+
+    def close(writer: Writer, seconds: float | None = None) -> None:
+        disk.go_on.set()
+        real(writer, seconds)
+
+    monkeypatch.setattr(Writer, "close", close)
+    bus.fire(FitEnd, step=3, status=status)
+
+    assert steps(tmp_path) == saved
+
+
+def test_a_disk_that_hangs_does_not_keep_a_run_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    bus, _ = started(tmp_path, every=1, patience_s=0.1)
+    disk.go_on.clear()
+    bus.fire(StepEnd, step=1, row={})
+    with pytest.raises(CheckpointError, match="checkpoint of step 1 was given up after 0.1"):
+        bus.fire(FitEnd, step=1, status="interrupted")
+
+    late = writer_of(bus)._thread
+    disk.go_on.set()
+    late.join(PATIENCE_S)
+    assert steps(tmp_path) == []
+
+
 def writer_of(bus: FakeBus) -> Writer:
     (plugin,) = [entry.plugin for entry in bus.plan.entries if isinstance(entry.plugin, Checkpoint)]
     return plugin._writer
@@ -288,7 +342,7 @@ def writer_of(bus: FakeBus) -> Writer:
 def wait_for_idle(bus: FakeBus) -> None:
     writer = writer_of(bus)
     with writer._changed:
-        assert writer._changed.wait_for(lambda: writer._waiting is None and not writer._writing, PATIENCE_S)
+        assert writer._changed.wait_for(lambda: writer._waiting is None and writer._writing is None, PATIENCE_S)
 
 
 def test_a_save_that_fails_at_the_end_is_raised_there_with_both_errors(
@@ -328,14 +382,14 @@ def test_a_slow_disk_makes_the_run_wait_so_that_every_save_is_made_in_order() ->
     written: list[int] = []
     go_on = threading.Semaphore(0)
 
-    def write(snapshot: int, _: object) -> None:
+    def write(snapshot: Snapshot, _: object) -> None:
         go_on.acquire()
-        written.append(snapshot)
+        written.append(snapshot.step)
 
     writer = Writer(write)
-    writer.put(1, {})
-    writer.put(2, {})
-    third = threading.Thread(target=writer.put, args=(3, {}))
+    writer.put(encode(1, {}), {})
+    writer.put(encode(2, {}), {})
+    third = threading.Thread(target=writer.put, args=(encode(3, {}), {}))
     third.start()
     third.join(0.2)
     assert third.is_alive()  # one is being written, one waits

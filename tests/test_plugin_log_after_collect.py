@@ -117,6 +117,21 @@ def test_a_run_that_goes_on_replaces_the_rows_after_its_checkpoint_and_says_so_o
     ]
 
 
+def test_what_was_replayed_once_is_still_known_when_the_run_breaks_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward = Forward()
+    for begins, ends in ((0, 6), (4, 5)):
+        bus = resumed(tmp_path, forward, step=begins)
+        for step in range(begins + 1, ends + 1):
+            bus.fire(StepEnd, step=step, row={"a": 1.0})
+    caplog.clear()
+
+    resumed(tmp_path, forward, step=4)
+
+    assert "2 steps (5-6) came after the checkpoint of step 4" in caplog.text
+
+
 def test_a_row_that_a_kill_tore_is_gone_after_the_restart(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n{"step": 2, "a"')
     bus = resumed(tmp_path, JsonlSink(tmp_path), step=1)

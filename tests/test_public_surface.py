@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 import hooktrainer
+from hooktrainer import errors
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,16 @@ def test_all_is_sorted_complete_and_importable(module: str) -> None:
 
     assert list(found.__all__) == sorted(found.__all__)
     assert all(getattr(found, name) is not None for name in found.__all__)
+
+
+def test_the_tree_of_errors_is_the_one_that_is_drawn() -> None:
+    made = {
+        name
+        for name, found in vars(errors).items()
+        if isinstance(found, type) and issubclass(found, errors.HookTrainerError)
+    }
+
+    assert set(re.findall(r"\w+Error", str(errors.__doc__))) == made
 
 
 def test_dir_shows_the_public_names() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -13,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hooktrainer import build_trainer, load_config
+from hooktrainer import Plugin, build_trainer, load_config, on
 from hooktrainer.cli import main
 from hooktrainer.errors import CheckpointError
+from hooktrainer.events import WeightsSynced
+from hooktrainer.groups import Group
 
 SMALL = """
 task: {use: sort_digits, digits: 3}
@@ -43,6 +45,21 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def fit(*overrides: str) -> int:
     return main(["fit", "run.yaml", *overrides])
+
+
+def prompts_trained_by(*overrides: str) -> list[str]:
+    """Fit; the prompt of every group that was learned from, in order."""
+    trainer = build_trainer(load_config("run.yaml", overrides=overrides))
+    learner, trained = trainer.ports.learner, list[str]()
+    update = learner.update
+
+    def updated(groups: Sequence[Group]) -> Mapping[str, object]:
+        trained.extend(group.prompt.text for group in groups)
+        return update(groups)
+
+    learner.update = updated
+    trainer.fit()
+    return trained
 
 
 def rows(run: str = "run") -> list[dict[str, float]]:
@@ -207,7 +224,7 @@ class TestWhatDoesNotFit:
         data[-1] ^= 1
         path.write_bytes(data)
 
-        assert "only incomplete checkpoints" in self.failed(capsys)
+        assert "no complete checkpoint" in self.failed(capsys)
         assert fit(RESUME, "plugins.checkpoint.allow_fresh=true", "trainer.total_steps=2") == 0
         assert [row["step"] for row in rows()] == [1, 2]
 
@@ -244,13 +261,18 @@ class TestSchedule:
 
 class TestEpochs:
     def test_a_run_that_was_saved_at_the_end_of_an_epoch_goes_on_with_the_next(self) -> None:
-        data = ("task.size=24", "trainer.total_epochs=2")  # 3 steps an epoch
-        fit("run.name=whole", *data)
-        fit(*data, "trainer.total_steps=3", "trainer.num_warmup_batches=0")
-        assert fit(*data, RESUME, "trainer.num_warmup_batches=0") == 0
+        data = ("task.size=24", "trainer.total_epochs=2", "trainer.num_warmup_batches=0")  # 3 steps an epoch
+        off = "plugins.validation.enabled=false"  # which judges the last step of every part, too
+        whole = prompts_trained_by("run.name=whole", *data, off)
+        first = prompts_trained_by(*data, off, "trainer.total_steps=3")
+        second = prompts_trained_by(*data, off, RESUME)
 
+        assert first + second == whole
+        assert sorted(first) == sorted(second)
+        assert len(set(second)) == 24
         assert [row["step"] for row in rows()] == [1, 2, 3, 4, 5, 6]
-        assert rows()[-1]["ledger/groups/trained"] == 48
+        assert rows() == rows("whole")
+        assert all(torch.equal(tensor, weights(6, "whole")[name]) for name, tensor in weights(6).items())
 
     def test_data_that_had_ended_is_over(self, capsys: pytest.CaptureFixture[str]) -> None:
         data = ("task.size=20", "trainer.total_steps=null")
@@ -397,9 +419,26 @@ class Other(Counter):
         assert "the checkpoint has no state of the plugin 'second', which begins anew" in said(caplog)
 
 
-def test_a_restored_run_publishes_its_version_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    fit("trainer.total_steps=2")
-    trainer = build_trainer(load_config("run.yaml", overrides=[RESUME, "trainer.total_steps=3"]))
+@attrs.define(kw_only=True)
+class Syncs(Plugin):
+    """Writes down every sync of a step."""
+
+    seen: list[tuple[int, int]] = attrs.field(factory=list)
+
+    @on(WeightsSynced)
+    def note(self, event: WeightsSynced) -> None:
+        self.seen.append((event.step, event.version))
+
+
+def test_a_restored_run_publishes_its_version_first_and_its_buffer_keeps_its_stamps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Saved at step 10, with a buffer that is two steps ahead: what was dispatched in step 9 is trained in step 11."""
+    Path("run.yaml").write_text(SMALL + f"  - {{use: '{__file__}:Syncs', name: syncs}}\n")
+    ahead = ("trainer.num_warmup_batches=4", "plugins.staleness.max_off_policy_threshold=3")
+    fit("trainer.total_steps=10", *ahead)
+    trainer = build_trainer(load_config("run.yaml", overrides=[RESUME, "trainer.total_steps=11", *ahead]))
+    (syncs,) = [entry.plugin for entry in trainer.bus.plan.entries if entry.name == "syncs"]
     published: list[int] = []
     real = trainer.ports.engine.flip
 
@@ -410,7 +449,11 @@ def test_a_restored_run_publishes_its_version_first(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(trainer.ports.engine, "flip", flip)
     trainer.fit()
 
-    assert published == [2, 3]
+    assert published == [10, 11]
+    assert syncs.seen == [(11, 11)]  # the first publish is no sync of a step
+    row, staleness = rows()[-1], "training/off_policy/staleness"
+    assert [row["step"], row[f"{staleness}/min"], row[f"{staleness}/max"]] == [11, 3, 3]
+    assert row["training/off_policy/evicted_samples"] == 0
 
 
 def test_a_mark_that_is_no_state_of_this_run_is_an_error_and_not_a_traceback() -> None:

@@ -44,6 +44,25 @@ def test_a_place_that_cannot_be_written_is_a_fault_of_the_configuration_and_leav
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "file"]
 
 
+def test_a_run_that_cannot_take_its_place_leaves_the_earlier_one_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunDirectory(tmp_path / "a", {"plan.txt": "1"}).release()
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.name == ".a.new":
+            raise OSError(28, "No space left on device", str(path))
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fails)
+        with pytest.raises(ConfigError, match="No space left on device"):
+            RunDirectory(tmp_path / "a", {"plan.txt": "2"})
+
+    assert {path.name: (path / "plan.txt").read_text() for path in tmp_path.iterdir()} == {"a": "1"}
+
+
 def test_two_runs_of_one_name_do_not_share_a_directory(tmp_path: Path) -> None:
     first = RunDirectory(tmp_path / "a", {"plan.txt": "1"})
 

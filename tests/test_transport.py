@@ -220,6 +220,23 @@ class TestFailures:
         assert "OSError: stuck" in notes
         assert "engine 0 (Stuck) holds version 4, not 0 again" in notes
 
+    def test_what_goes_wrong_besides_is_told_once_an_engine_however_many_there_are(self) -> None:
+        class Broken(Engine):
+            def unflip(self) -> None:
+                raise OSError("no way back") from RuntimeError("the worker is dead")
+
+            def resume(self) -> None:
+                raise OSError("no way on")
+
+        engines = [*(Broken(name) for name in "abcd"), Engine("e", fails_on="flip")]
+        with pytest.raises(SyncError) as caught:
+            published(SameHost(), 4, engines)
+        assert caught.value.__cause__ is not None
+        notes = "\n".join(caught.value.__cause__.__notes__)
+        assert [notes.count(f"OSError: no way {way}") for way in ("back", "on")] == [4, 4]
+        assert notes.count("RuntimeError: the worker is dead") == 4
+        assert "out of memory" not in notes
+
     def test_an_engine_that_lacks_a_part_of_the_protocol_is_told_which(self) -> None:
         class Half:
             version = 0

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.config import config_from_mapping
+from hooktrainer.config.registry import known
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
 from hooktrainer.events import FitStart, StepEnd, WeightsSynced
 from hooktrainer.models.policy import full_state
@@ -315,6 +316,7 @@ def run_of(directory: Path, plugins: list[object], rollout: Mapping[str, object]
         "task": {"use": "sort_digits", "digits": 3},
         "model": {"use": "decoder", "layers": 1, "width": 16, "heads": 2},
         "rollout": {"n": 2, "max_response_length": 4, **rollout},
+        "algorithm": {"kl_coeff": 0.1},
         "trainer": {"total_steps": 3, "train_batch_size": 4, "ppo_mini_batch_size": 2, "parameter_sync_step": 2},
         "optim": {"lr": 0.01},
         "run": {"dir": str(directory / "runs")},
@@ -346,12 +348,18 @@ class Comparison(Plugin):
         assert held(self.engine) == {name: checksum(value) for name, value in self.learner.weights().items()}
 
 
-PLUGINS: Mapping[str, object] = {
-    "metric_aggregation": "metric_aggregation",
-    "staleness": {"use": "staleness", "max_off_policy_threshold": 2},
-    "validation": {"use": "validation", "every": 1, "size": 4},
-    "log_after_collect": {"use": "log_after_collect", "sinks": ["jsonl"]},
+PLUGIN_OPTIONS: Mapping[str, Mapping[str, object]] = {
+    "staleness": {"max_off_policy_threshold": 2},
+    "validation": {"every": 1, "size": 4},
+    "log_after_collect": {"sinks": ["jsonl"]},
+    "dynamic_sampling": {"max_dropped": 8},
+    "kl_guard": {"limit": 100.0},
+    "disk_space": {"keep_free_gb": 0.0},
 }
+PLUGINS: Mapping[str, object] = {
+    name: {"use": name, **PLUGIN_OPTIONS.get(name, {})} for name in sorted(known("plugins")) if name != "weight_sync"
+}
+NEEDED_BY = {"metric_aggregation": ("log_after_collect", "kl_guard")}  # which read the row that it makes
 
 
 class TestRuns:
@@ -361,16 +369,15 @@ class TestRuns:
             ((), {"use": "inline"}),
             ((), {"use": "thread", "on_sync": "continue"}),
             ((), {"use": "thread", "batching": "group"}),
-            (("staleness",), {"use": "inline"}),
-            (("validation",), {"use": "inline"}),
-            (("log_after_collect",), {"use": "inline"}),
-            (("metric_aggregation", "log_after_collect"), {"use": "inline"}),
-            (tuple(PLUGINS), {"use": "thread"}),
+            pytest.param(tuple(PLUGINS), {"use": "thread"}, id="all-thread"),
+            *(((name, *NEEDED_BY.get(name, ())), {"use": "inline"}) for name in PLUGINS),
         ],
+        ids=lambda value: "-".join(map(str, value.values() if isinstance(value, Mapping) else value[:1])) or "none",
     )
     def test_no_other_plugin_or_option_decides_whether_weights_are_sent(
         self, tmp_path: Path, removed: tuple[str, ...], rollout: Mapping[str, object]
     ) -> None:
+        """Each plugin is left out in turn; an engine has no sleep that could be turned on or off besides."""
         plugins = [entry for name, entry in PLUGINS.items() if name not in removed]
         trainer = run_of(tmp_path, [*plugins, "weight_sync", {"use": f"{__file__}:Comparison"}], rollout)
         trainer.fit()

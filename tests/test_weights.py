@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import hooktrainer.rollout.weights as weights_module
-from hooktrainer.errors import SyncError
+from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
 from hooktrainer.rollout.echo import Echo, ends_of
+from hooktrainer.rollout.process import Everyone
 from hooktrainer.rollout.shared import Layout, adopt
 from hooktrainer.rollout.weights import DoubleBuffer, Modules
 from hooktrainer.weights.checksums import BLOCK_BYTES, checksum
@@ -144,9 +145,26 @@ class TestDoubleBuffer:
         with pytest.raises(OSError, match="gone"):
             weights.flip()
         monkeypatch.undo()
-        assert weights.version == 1
+        assert weights.version == 2
         assert value_of(weights) == (2, 2.0)
         weights.unflip()
+        assert value_of(weights) == (1, 1.0)
+
+    def test_unflip_brings_back_this_process_where_no_worker_is_left_to_be_told(self) -> None:
+        class Dead:
+            def use(self, place: int, version: int) -> None:
+                raise RolloutError("nothing is generated any more")
+
+            def hurry(self) -> None: ...
+
+        weights = Weights(Three, share=True)
+        publish_to(weights, 1)
+        publish_to(weights, 2)
+        weights._readers = Everyone(weights.modules, Dead())
+        with pytest.raises(RolloutError):
+            weights.unflip()
+
+        assert weights.version == weights.modules.version == 1
         assert value_of(weights) == (1, 1.0)
 
     def test_an_unflip_that_was_broken_off_at_any_line_can_be_called_again(self, make: Make) -> None:

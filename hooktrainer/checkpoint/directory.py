@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 import attrs
 
-from hooktrainer.checkpoint import files
+from hooktrainer import files
 from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import CheckpointError
 

@@ -15,13 +15,15 @@ from typing import Final, Literal
 
 import attrs
 
-from hooktrainer.checkpoint import directory, files
+from hooktrainer import files
+from hooktrainer.checkpoint import directory
 from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import CheckpointError
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _NAME: Final = re.compile(r"step_(\d{8,})")
 _LEFT: Final = re.compile(r"\.step_(\d{8,})\.(unfinished|removed)")
+_ASIDE: Final = re.compile(r"step_(\d{8,})\.(set_aside|replaced)(\.\d+)?")
 LATEST: Final = "latest"
 
 
@@ -58,7 +60,7 @@ class Store:
         *,
         wanted: Callable[[], bool] = lambda: True,
     ) -> Path:
-        """Write a checkpoint and point to it; before that, nothing of the others is touched.
+        """Write a checkpoint and point to it; nothing of the others is touched.
 
         `wanted` is asked at the last moment, and an unwanted one is not published. Raises `CheckpointError` if it
         cannot be written; what was there is as it was.
@@ -66,22 +68,21 @@ class Store:
         name = f"step_{snapshot.step:08d}"
         target, unfinished = self.root / name, self.root / f".{name}.unfinished"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            if not self.root.is_dir():
+                self.root.mkdir(parents=True)
+                files.sync(self.root.parent)
             files.discard(unfinished)
             unfinished.mkdir()
             directory.write(snapshot, unfinished, scores or {})
             if not wanted():
                 raise CheckpointError("the run was broken off")
-            if target.exists() or target.is_symlink():
-                self._set_aside(target, "replaced")
-            files.rename(unfinished, target)
-            files.replace(self.root / LATEST, f"{name}\n".encode())
+            self._publish(unfinished, target)
         except Exception as error:  # noqa: BLE001 (whatever it is, what was there stays)
             files.discard(unfinished)
-            files.discard(self.root / f".{LATEST}.new")
             text = f"the checkpoint of step {snapshot.step} could not be written to {self.root}: {error}"
             known = isinstance(error, (OSError, CheckpointError))  # says all; anything else is found by its traceback
             raise CheckpointError(f"{text}. What was kept before is as it was.") from (None if known else error)
+        self._point_to(target)
         return target
 
     def retain(self, keep_last: int, best: Best | None = None) -> None:
@@ -119,7 +120,10 @@ class Store:
                 break
             except CheckpointError as error:
                 passed[step] = str(error)
-        passed = {step: why for step, why in passed.items() if found is None or step > found.snapshot.step}
+        if found is None:
+            passed = self._traces() | passed
+        else:
+            passed = {step: why for step, why in passed.items() if step > found.snapshot.step}
         self._report(found, passed, allow_fresh=allow_fresh)
         return found
 
@@ -147,16 +151,48 @@ class Store:
         if found is None and passed:
             if not allow_fresh:
                 raise CheckpointError(
-                    f"{self.root} has only incomplete checkpoints, and nothing to go on from: {listed}. To begin anew "
+                    f"{self.root} has no complete checkpoint, and nothing to go on from: {listed}. To begin anew "
                     "all the same, set allow_fresh: true at the checkpoint plugin, or run.resume=off"
                 )
-            _LOG.warning("beginning anew: %s has only incomplete checkpoints: %s", self.root, listed)
+            _LOG.warning("beginning anew: %s has no complete checkpoint: %s", self.root, listed)
         elif found is not None and passed:
             steps = ", ".join(map(str, sorted(passed)))
             _LOG.warning("going on from step %d; %s is incomplete: %s", found.snapshot.step, steps, listed)
         pointer = self.root / LATEST
         if found is not None and pointer.exists() and (said := _text(pointer)) != found.path.name:
             _LOG.warning("%s says %r; the newest good checkpoint is %s", pointer, said, found.path.name)
+
+    def _publish(self, unfinished: Path, target: Path) -> None:
+        """Give it its name on the disk, or leave everything as it was."""
+        there = target.exists() or target.is_symlink()
+        aside = self._set_aside(target, "replaced") if there else None
+        try:
+            files.rename(unfinished, target)
+        except BaseException:
+            if not unfinished.exists():  # the name was given, but may not be on the disk
+                target.rename(unfinished)
+            if aside is not None:
+                aside.rename(target)
+            raise
+
+    def _point_to(self, target: Path) -> None:
+        """The pointer is for people; a resume looks at what is there, so that a save without it is a save."""
+        pointer = self.root / LATEST
+        try:
+            files.replace(pointer, f"{target.name}\n".encode())
+        except OSError as error:
+            files.discard(pointer.with_name(f".{LATEST}.new"))
+            _LOG.warning("%s is complete, but %s could not be moved to it: %s", target, pointer, error)
+
+    def _traces(self) -> dict[int, str]:
+        """What shows that there once was a checkpoint, by step."""
+        names = map(_ASIDE.fullmatch, _names(self.root))
+        traces = {int(match[1]): f"{match[0]} was set aside" for match in names if match}
+        pointer = self.root / LATEST
+        if pointer.exists():
+            named = _NAME.fullmatch(said := _text(pointer))
+            traces[int(named[1]) if named else 0] = f"{LATEST} names {said!r}, which is not there"
+        return traces
 
     def _path(self, step: int) -> Path:
         return self.root / f"step_{step:08d}"
@@ -183,13 +219,14 @@ class Store:
                 scores[step] = manifest.scores
         return scores
 
-    def _set_aside(self, path: Path, why: str) -> None:
+    def _set_aside(self, path: Path, why: str) -> Path:
         names = (
             f"{path.name}.{why}{suffix}" for suffix in itertools.chain([""], (f".{n}" for n in itertools.count(1)))
         )
         target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
         files.rename(path, target)
         _LOG.warning("%s is not a part of this run any more; it is kept as %s", path, target.name)
+        return target
 
     def _remove(self, path: Path) -> None:
         """Remove a checkpoint; files in it that are not its own stay where they are."""

@@ -9,8 +9,11 @@ from time import perf_counter
 from typing import Final
 
 from hooktrainer.checkpoint.snapshot import Snapshot
+from hooktrainer.errors import CheckpointError
 
 _LOG: Final = logging.getLogger("hooktrainer")
+_SILENT_S: Final = 3.0
+"""Seconds that an end may wait for the disk without a word."""
 
 
 class Writer:
@@ -23,7 +26,8 @@ class Writer:
     def __init__(self, write: Callable[[Snapshot, Mapping[str, float]], None]) -> None:
         self._write = write
         self._waiting: tuple[Snapshot, Mapping[str, float]] | None = None
-        self._writing = False
+        self._writing: int | None = None
+        """The step that is being written."""
         self._closing = False
         self._failure: Exception | None = None
         self._changed = threading.Condition()
@@ -36,6 +40,7 @@ class Writer:
         """Have it written; waits while another one waits already. Raises what failed before."""
         self.raise_failure()
         if self._thread is None:
+            self._closing = False
             # A daemon, so that a process that is told to leave at once does; nothing is ever half published.
             self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
             self._thread.start()
@@ -51,12 +56,6 @@ class Writer:
                 "the run waited %.1f s for a checkpoint to be written: the disk is slower than they are due", waited
             )
 
-    def flush(self) -> None:
-        """Return once everything is written. Raises what failed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting is None and not self._writing)
-        self.raise_failure()
-
     def raise_failure(self) -> None:
         """Raise what failed since it was last raised."""
         with self._changed:
@@ -64,13 +63,29 @@ class Writer:
         if failure is not None:
             raise failure
 
-    def close(self) -> None:
-        """End the thread once everything is written. Raises what failed."""
+    def forgo(self) -> None:
+        """Something newer will be written: what waits need not be, unless it has a score that it may be kept for."""
+        with self._changed:
+            if self._waiting is not None and not self._waiting[1]:
+                self._waiting = None
+                self._changed.notify_all()
+
+    def close(self, seconds: float | None = None) -> None:
+        """End the thread once everything is written; says so if that takes long. Raises what failed.
+
+        After so many seconds it is given up, which is a `CheckpointError`, and nothing is published any more.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_SILENT_S if seconds is None else min(_SILENT_S, seconds))
+            if self._thread.is_alive():
+                _LOG.warning("the run ends once the checkpoint of step %s is on the disk, which is slow", self._writing)
+                self._thread.join(None if seconds is None else max(0.0, seconds - _SILENT_S))
+            if self._thread.is_alive():
+                self.abandoned = True
+                raise CheckpointError(f"the checkpoint of step {self._writing} was given up after {seconds:.1f} s")
             self._thread = None
         self.raise_failure()
 
@@ -80,7 +95,8 @@ class Writer:
                 self._changed.wait_for(lambda: self._waiting is not None or self._closing)
                 if self._waiting is None:
                     return
-                (snapshot, scores), self._waiting, self._writing = self._waiting, None, True
+                (snapshot, scores), self._waiting = self._waiting, None
+                self._writing = snapshot.step
                 self._changed.notify_all()
             try:
                 self._write(snapshot, scores)
@@ -89,5 +105,5 @@ class Writer:
                     self._failure = self._failure or error
             finally:
                 with self._changed:
-                    self._writing = False
+                    self._writing = None
                     self._changed.notify_all()

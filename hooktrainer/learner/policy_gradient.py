@@ -137,13 +137,14 @@ class PolicyGradientLearner:
 
         The coefficient of the divergence begins anew if another one is configured now than then.
         """
-        restore(self._models, self._optimizers, state)
-        self._updates, self.kl_coeff = int(state["updates"]), float(state["kl_coeff"])
+        updates, step, kl_coeff = int(state["updates"]), int(state["step"]), float(state["kl_coeff"])
         before, now = float(state.get("configured_kl_coeff", self._algorithm.kl_coeff)), self._algorithm.kl_coeff
+        restore(self._models, self._optimizers, state)
+        self._updates, self.kl_coeff = updates, kl_coeff
         if before != now:
             _LOG.info("algorithm.kl_coeff is %g now and was %g: it begins anew, from %g", now, before, self.kl_coeff)
             self.kl_coeff = now
-        self.start_step(int(state["step"]))
+        self.start_step(step)
 
     @property
     def _device(self) -> torch.device:

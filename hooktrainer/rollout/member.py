@@ -118,7 +118,9 @@ class Member:
         return (self.process.exitcode or 0) < 0
 
     def give_up(self) -> Sequence[Group]:
-        """It is dead: expect nothing of it any more; what it had in work."""
+        """It is dead: expect nothing of it any more, and let go of it; what it had in work."""
+        atexit.unregister(self.kill)
+        self.connection.close()
         lost = list(self.groups.values())
         self.ready = False
         self.groups.clear()

@@ -50,8 +50,10 @@ class Everyone:
 
     def use(self, place: int, version: int) -> None:
         """Return once everybody gives this set to new answers."""
-        self._fleet.use(place, version)
-        self._modules.use(place, version)
+        try:
+            self._fleet.use(place, version)
+        finally:  # also where no worker is left to be told
+            self._modules.use(place, version)
 
     def resume(self) -> None:
         """Let answers begin again."""

@@ -203,8 +203,10 @@ class DoubleBuffer:
         self._readers.resume()
 
     def _use(self, place: int) -> None:
-        self._readers.use(place, self._versions[place])
-        self._used = place
+        try:
+            self._readers.use(place, self._versions[place])
+        finally:  # half-way counts as done, so that it is undone
+            self._used = place
 
 
 def _check_bucket(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from hooktrainer.checkpoint import files
+from hooktrainer import files
 from hooktrainer.errors import RecordError
 from hooktrainer.metrics import number
 from hooktrainer.record import Row

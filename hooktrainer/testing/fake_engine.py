@@ -10,7 +10,7 @@ import numpy as np
 
 from hooktrainer.groups import Floats, Group, Prompt, Tokens, Trajectory
 from hooktrainer.ports import ReplayBuffer, WeightHolder
-from hooktrainer.transports.protocol import Attempt, Protocol
+from hooktrainer.transports.protocol import Attempt, VerifiedTransport
 from hooktrainer.weights.checksums import checksum
 
 
@@ -131,7 +131,7 @@ class FakeEngine(FakeHolder):
         )
 
 
-class FakeTransport(Protocol):
+class FakeTransport(VerifiedTransport):
     """The real protocol over engines that take everything in one piece, as fakes do.
 
     It raises the errors it was given, one a publish (None for success), before anything else.

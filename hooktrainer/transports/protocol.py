@@ -88,18 +88,21 @@ class Attempt:
     def _undo(
         self, place: int, failed: str, action: Callable[[], None], error: BaseException
     ) -> Iterator[BaseException]:
+        noted = ""
         for _ in range(2):  # an engine that stays paused, or on what nobody confirmed, is worse than a second call
             try:
                 action()
             except BaseException as second:  # noqa: BLE001 - the first error leaves, with this one noted on it
-                carry(error, second, f"{who(place, self.engines[place])} {failed};")
+                if repr(second) != noted:
+                    carry(error, second, f"{who(place, self.engines[place])} {failed};")
+                    noted = repr(second)
                 if not isinstance(second, Exception):
                     yield second
             else:
                 return
 
 
-class Protocol(abc.ABC):
+class VerifiedTransport(abc.ABC):
     """A transport, but for the way of its bytes."""
 
     def publish(

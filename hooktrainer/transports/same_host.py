@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from hooktrainer.errors import SyncError
 from hooktrainer.metrics import Max, Sum
-from hooktrainer.transports.protocol import Attempt, Protocol, who
+from hooktrainer.transports.protocol import Attempt, VerifiedTransport, who
 from hooktrainer.weights.buckets import Shipment
 from hooktrainer.weights.checksums import Bucket, checksum
 from hooktrainer.weights.fitting import place_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("hooktrainer")
 
 
-class SameHost(Protocol):
+class SameHost(VerifiedTransport):
     """Each engine copies bucket after bucket, once, to where it will use it."""
 
     def __init__(self) -> None:

@@ -6,17 +6,18 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, Literal
 
 import attrs
-from attrs.validators import ge, in_
+from attrs.validators import ge, gt, in_
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.checkpoint.store import Best, Found, Store, find
 from hooktrainer.checkpoint.writer import Writer
 from hooktrainer.errors import CheckpointError, did_you_mean
-from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord
+from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord, StepStart
 from hooktrainer.plugin import port
 from hooktrainer.ports import RunState
 from hooktrainer.record import Row
@@ -56,8 +57,11 @@ class Checkpoint(Plugin):
     """Keep a copy of the last complete step in memory, for an end in the middle of the next one. Without it, as for
     models that do not fit twice, such an end loses what came after the last save that was due."""
 
+    patience_s: float = attrs.field(default=60.0, validator=gt(0))
+    """Seconds that a run which is interrupted waits for the disk, before it gives up what is being written."""
+
     allow_fresh: bool = False
-    """Whether `run.resume: auto` may begin anew where there are only incomplete checkpoints."""
+    """Whether `run.resume: auto` may begin anew where checkpoints were begun or kept, and none is complete."""
 
     strict: bool = True
     """Whether a resume fails if the checkpoint has the state of a plugin that is not in the configuration any more."""
@@ -70,6 +74,7 @@ class Checkpoint(Plugin):
     _scores: Mapping[str, float] = attrs.field(factory=dict, init=False, repr=False)  # of the step captured last
     _best: float | None = attrs.field(default=None, init=False, repr=False)
     _saved: int = attrs.field(default=0, init=False, repr=False)  # the last step on the disk
+    _begun: int = attrs.field(default=0, init=False, repr=False)  # the last step that was begun
     _random: Mapping[str, Any] = attrs.field(factory=dict, init=False, repr=False)
     _evaluating: bool = attrs.field(default=False, init=False, repr=False)  # whether generators are to be put back
     _unscored: set[str] | None = attrs.field(factory=set, init=False, repr=False)  # keys of rows without `keep_best`
@@ -134,18 +139,24 @@ class Checkpoint(Plugin):
     @on(FitEnd, priority=Priority.SAVE, needs=["metrics.row?"])
     def finish(self, event: FitEnd) -> None:
         """Write what is not written yet, up to the last complete step. Raises what could not be written."""
-        failure = self._closed()
+        deadline = None
+        if event.status == "interrupted":
+            deadline = monotonic() + self.patience_s
+            if self.in_memory:
+                self._writer.forgo()  # whoever waits for this end does not wait for more than the last step
+        failure = self._closed(deadline)
         self._say_unscored()
         try:
             snapshot = None if self._store is None else self._last(event)
-            if snapshot is not None and snapshot.step > self._saved:
-                self._write(snapshot, self._scores)
+            if snapshot is not None and snapshot.step > self._saved and not self._writer.abandoned:
+                self._writer.put(snapshot, self._scores)
         except CheckpointError as error:
-            if failure is None:
-                raise
-            failure.add_note(f"at the end of the run the last complete step was tried once more: {error}")
-        if failure is not None:
-            raise failure
+            failure = failure or error
+        second = self._closed(deadline)
+        if failure is not None and second is not None:
+            failure.add_note(f"at the end of the run the last complete step was tried once more: {second}")
+        if (first := failure or second) is not None:
+            raise first
 
     def _find(self, store: Store) -> Found | None:
         match self.run.resume:
@@ -171,10 +182,12 @@ class Checkpoint(Plugin):
         except OSError as error:
             raise CheckpointError(f"older checkpoints in {self._store.root} cannot be removed: {error}") from None
 
-    def _closed(self) -> Exception | None:
-        """Wait until everything that was due is written; what went wrong with it."""
+    def _closed(self, deadline: float | None) -> Exception | None:
+        """Wait until everything that was due is written, or there is no more time; what went wrong with it."""
+        if self._writer.abandoned:
+            return None
         try:
-            self._writer.close()
+            self._writer.close(None if deadline is None else max(0.0, deadline - monotonic()))
         except CheckpointError as error:
             return error
         except BaseException:
@@ -182,12 +195,17 @@ class Checkpoint(Plugin):
             raise
         return None
 
+    @on(StepStart, priority=Priority.PREPARE)
+    def begin_step(self, event: StepStart) -> None:
+        """From now on the run is not as the step before left it."""
+        self._begun = event.step
+
     def _last(self, event: FitEnd) -> Snapshot | None:
         """The state at the end of the last complete step, as far as there is one."""
         latest = self.run.latest
         if event.step <= self._saved or (latest is not None and latest.step == event.step):
             return latest
-        untouched = event.status in ("completed", "stopped")  # no update was made since
+        untouched = event.status == "completed" or (event.status == "stopped" and self._begun == event.step)
         if event.record is None and not untouched:
             _LOG.warning("step %d is complete but not saved: in_memory is off", event.step)
             return None

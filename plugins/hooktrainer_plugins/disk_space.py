@@ -21,7 +21,7 @@ GB: Final = 10**9
 
 @attrs.define(kw_only=True)
 class DiskSpace(Plugin):
-    """Look at the free space before every save: room for one more checkpoint, and what is to be kept free.
+    """Look at the free space at the end of every step: room for one more checkpoint, and what is to be kept free.
 
     A run that does not have it when it starts fails at once.
     """
@@ -30,7 +30,7 @@ class DiskSpace(Plugin):
     """Gigabytes (10^9 bytes) that stay free beside the next checkpoint."""
 
     action: Literal["stop", "raise"] = attrs.field(default="stop", validator=in_(("stop", "raise")))
-    """`stop` ends the run after this step, saved; `raise` fails it."""
+    """`stop` ends the run after this step, `raise` fails it; `checkpoint` tries to save this step in both."""
 
     path: str | None = None
     """Where to look; by default the run directory."""
@@ -50,7 +50,7 @@ class DiskSpace(Plugin):
 
     @on(StepEnd, priority=Priority.SAVE)
     def guard(self, event: StepEnd) -> None:
-        """Stop, or raise `RunError`, before the step is saved that would not leave enough."""
+        """Stop, or raise `RunError`, once a save would not leave enough; this step is saved all the same."""
         if lacking := self._lacking():
             if self.action == "raise":
                 raise RunError(lacking)

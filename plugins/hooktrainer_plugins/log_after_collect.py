@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from hooktrainer import Plugin, Priority, on
+from hooktrainer import Plugin, Priority, files, on
 from hooktrainer.errors import carry
 from hooktrainer.events import FitEnd, FitStart, StepEnd
 from hooktrainer.plugin import port
@@ -89,8 +89,8 @@ class LogAfterCollect(Plugin):
                 self._written[id(sink)] = step
 
         if row:
-            if self._position is not None:
-                self._position.write_text(str(step), encoding="ascii")
+            if self._position is not None and step > self._last_row():
+                files.replace(self._position, str(step).encode("ascii"))
             _to_each(self.sinks, write)
 
 
