@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hooktrainer.binding import Ports
+from hooktrainer.checkpoint.store import may_be_found
 from hooktrainer.clock import SystemClock
 from hooktrainer.config import Config, Parts, build_parts, dump, registry
+from hooktrainer.config.changes import config_before, say_changes
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.plan_view import describe
 from hooktrainer.plugin import port_fields
@@ -45,14 +47,18 @@ def build_trainer(config: Config) -> Trainer:
     except ConfigError:
         trainer.ports.engine.close()
         raise
+    before = None if place.resume == "off" else config_before(place.directory, place.resume)
+    trainer.at_start(directory.renew)
+    trainer.at_start(partial(say_changes, before, files["config.yaml"]))
     trainer.at_end(directory.release)
     return trainer
 
 
 def _check_resume(place: RunPlace) -> None:
     """Whether there is something where a path points; a checkpoint is read later, by the plugin that does that."""
-    if isinstance(place.resume, Path) and not place.resume.exists():
-        text = f"there is nothing at {place.resume}; it is off, auto, or the path of a checkpoint or of a run"
+    if isinstance(place.resume, Path) and not may_be_found(place.resume):
+        found = "no checkpoint" if place.resume.exists() else "nothing"
+        text = f"there is {found} at {place.resume}; it is off, auto, or the path of a checkpoint or of a run"
         hint = did_you_mean(place.resume.name, ("off", "auto"))
         raise ConfigError([Fault("run.resume", f"{text}.{hint}")])
 

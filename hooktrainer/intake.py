@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 
@@ -36,6 +37,12 @@ class Intake:
         self._lock = threading.RLock()
         self._claimable = threading.Condition(self._lock)
         self._sampleable = threading.Condition(self._lock)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Nothing comes in or goes out until the block ends, but for what its own thread does."""
+        with self._lock:
+            yield
 
     def set_filter(self, wanted: Callable[[Group], bool]) -> None:
         """Replace each group of which this is False when it is finished; called under the lock, by any thread."""

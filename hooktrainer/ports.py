@@ -37,7 +37,10 @@ class StalenessPolicy(Protocol):
         ...
 
     def budget(self, *, version: int, trained: int, outstanding: int, per_step: int) -> int | None:
-        """Groups that may be dispatched now; None leaves dispatch to warm-up, iterations and replacements."""
+        """Groups that may be dispatched now; None leaves dispatch to warm-up, iterations and replacements.
+
+        `per_step` is the groups of a step; after a resume with another one, `trained` is as if it had always been so.
+        """
         ...
 
 

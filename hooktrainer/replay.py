@@ -38,6 +38,9 @@ class GroupBuffer(Intake):
         self._policy: StalenessPolicy = Strategy()
         self._version = 0
         self._next_number = 0
+        self._per_step = 0
+        self._planned_before = 0
+        """Groups that versions of another `per_step` stood for, beyond what they would at the present one."""
 
     @property
     def version(self) -> int:
@@ -68,9 +71,12 @@ class GroupBuffer(Intake):
         """Groups that may be dispatched now: `wanted`, or what the strategy's budget says, within the capacity."""
         with self._lock:
             ledger = self.ledger
+            if self._per_step not in (0, per_step):
+                self._planned_before += self._version * (self._per_step - per_step)
+            self._per_step = per_step
             budget = self._policy.budget(
                 version=self._version,
-                trained=ledger.sampled.groups,
+                trained=ledger.sampled.groups - self._planned_before,
                 outstanding=ledger.outstanding,
                 per_step=per_step,
             )
@@ -149,6 +155,8 @@ class GroupBuffer(Intake):
             return {
                 "version": self._version,
                 "next_number": self._next_number,
+                "per_step": self._per_step,
+                "planned_before": self._planned_before,
                 "line": pack_line(self._line),
                 **parts,
             }
@@ -161,6 +169,7 @@ class GroupBuffer(Intake):
             for name, part in self._parts().items():
                 part.load_state_dict(state[name])
             self._version, self._next_number = state["version"], state["next_number"]
+            self._per_step, self._planned_before = state["per_step"], state["planned_before"]
             self._line, gone = unpack_line(state["line"], keep_finished=keep_finished)
             for group in gone:
                 self.ledger.drop(group, "restart")

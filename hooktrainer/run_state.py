@@ -6,7 +6,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -58,6 +58,10 @@ class LiveState:
 
     def capture(self, step: int) -> Snapshot:
         """A copy of everything, as of the end of `step`. Raises `CheckpointError` naming what cannot be kept."""
+        with getattr(self._ports.buffer, "still", nullcontext)():  # a plugin may count what comes into it
+            return self._captured(step)
+
+    def _captured(self, step: int) -> Snapshot:
         dispatcher = self._dispatcher
         plugins = {name: plugin.state_dict() for name, plugin in self._plugins.items()}
         parts = {

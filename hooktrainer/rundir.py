@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hooktrainer.errors import ConfigError, Fault
+from hooktrainer.files import replace
 
 _LOG: Final = logging.getLogger("hooktrainer")
 
@@ -28,22 +29,24 @@ class RunDirectory:
     ) -> None:
         """Make the directory with these files; an earlier one is renamed to `<name>.1`, or the next free number.
 
-        With `resume` it is kept if it holds what the run goes on from; only these files are replaced then. Raises
+        With `resume` it is kept if it holds what the run goes on from, with its files until `renew`. Raises
         `ConfigError` if it is in use, or cannot be made or written; nothing is renamed or left behind then.
         """
         self._lock: TextIOWrapper | None = None
+        self._directory = directory
+        self._fresh: Mapping[str, str] = {}
+        """What is to take the place of the files of before."""
         fresh = directory.with_name(f".{directory.name}.new")
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(directory.with_name(f".{directory.name}.lock"), directory)
+            real = directory.resolve()  # also of a run under another name, which points here
+            self._lock = _locked(real.with_name(f".{real.name}.lock"), directory)
+            if _goes_on_in(directory, resume):
+                self._fresh = files
+                return
             fresh.mkdir(exist_ok=True)
             for name, text in files.items():
                 (fresh / name).write_text(text, encoding="utf-8")
-            if _goes_on_in(directory, resume):
-                for name in files:
-                    (fresh / name).replace(directory / name)
-                fresh.rmdir()
-                return
             if directory.exists() or directory.is_symlink():
                 kept = next(path for path in _numbered(directory) if not path.exists() and not path.is_symlink())
                 _swap(directory, kept, fresh)
@@ -55,6 +58,12 @@ class RunDirectory:
             self.release()
             text = f"the run directory {directory} cannot be made: {error.strerror} ({error.filename})."
             raise ConfigError([Fault("run", f"{text} Choose another with run.dir=... or run.name=...")]) from None
+
+    def renew(self) -> None:
+        """The run does go on: from now on its files say how. Nothing to do in a directory that was just made."""
+        for name, text in self._fresh.items():
+            replace(self._directory / name, text.encode("utf-8"))
+        self._fresh = {}
 
     def release(self) -> None:
         """Let another run of this name begin."""

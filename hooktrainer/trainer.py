@@ -48,6 +48,7 @@ class Trainer:
         self._complete = 0  # the last step whose weights are confirmed
         self._unreported: Record | None = None
         self._started = False
+        self._at_start: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
 
     def fit(self) -> Result:
@@ -64,6 +65,10 @@ class Trainer:
             finish(outcome.failure, self.bus.interrupts, partial(self._send_fit_end, result), *closing)
         return result
 
+    def at_start(self, action: Callable[[], None]) -> None:
+        """Do this once everything is ready, and there is a step to be made."""
+        self._at_start.append(action)
+
     def at_end(self, action: Callable[[], None]) -> None:
         """Do this after everything else, however the run ends."""
         self._at_end.append(action)
@@ -75,6 +80,8 @@ class Trainer:
         self._complete = began = self._state.step
         if (over := self._over_since()) is not None:
             return "already_done", over
+        for action in self._at_start:
+            action()
         if self.bus.control.reason is None:
             self.ports.engine.start(self.ports.buffer)
             warmup = self._config.num_warmup_batches * self._config.ppo_mini_batch_size
@@ -96,7 +103,7 @@ class Trainer:
         """Why a run that was restored has nothing left to do; None if it has."""
         done, total = self._complete, self._config.total_steps
         if done and total is not None and done >= total:
-            return f"all {total} steps are done"
+            return f"all {total} steps are done" if done == total else f"{done} steps are done; total_steps is {total}"
         return "the data has ended" if self._state.had_ended and self._data_ended(done + 1) else None
 
     def _run_step(self, step: int) -> bool:

@@ -163,12 +163,22 @@ def test_generators_among_tensors_are_not_taken_for_each_other(values: list[Any]
         ([lambda: None], "part/0 is a builtins.function"),
         (np.array(["text"]), "part is an array of <U4"),
         (torch.eye(2).to_sparse(), "part is a torch.sparse_coo tensor"),
+        (torch.zeros(1, dtype=torch.complex128), "part is a torch.complex128 tensor"),
+        ({"n": 10**5000}, "part/n is a number of 16610 bits"),
     ],
 )
 def test_what_cannot_be_kept_is_named_with_its_path(value: object, named: str) -> None:
     with pytest.raises(CheckpointError, match="the state ") as caught:
         encode(1, {"part": value})
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["\ud800", "ü", "a/b"])
+def test_tensors_below_any_text_come_back(key: str) -> None:
+    snapshot = encode(1, {"part": {key: torch.ones(2)}})
+
+    assert all(name.encode() for name in snapshot.tensors)
+    assert decode(snapshot, "part")[key].tolist() == [1.0, 1.0]
 
 
 def test_endless_nesting_is_refused() -> None:

@@ -426,6 +426,26 @@ class TestPace:
         dispatcher.request(0)
         assert buffer.ledger.outstanding == 12
 
+    @pytest.mark.parametrize("per_step", [1, 2, 4, 16])
+    def test_steps_of_another_size_after_a_restart_leave_what_was_planned_before(self, per_step: int) -> None:
+        before, after = GroupBuffer(), GroupBuffer()
+        for buffer in (before, after):
+            buffer.set_policy(Pace(2))
+        dispatcher = Dispatcher(FakePrompts(), before, per_step=4)
+        for step in range(1, 21):
+            dispatcher.request(0)
+            for group in before.claim(99):
+                before.finish(group, [answer()])
+            before.sample(4, step, nothing_more)
+            before.advance(step)
+        after.load_state_dict(before.state_dict())
+        assert after.ledger.outstanding == 4
+
+        dispatcher = Dispatcher(FakePrompts(), after, per_step=per_step)
+        dispatcher.request(0)
+        assert after.ledger.outstanding == max(4, 2 * per_step)
+        assert after.may_dispatch(0, per_step) == 0
+
     def test_a_group_that_ends_otherwise_makes_room_in_the_budget(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(1))

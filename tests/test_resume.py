@@ -469,3 +469,73 @@ def test_a_mark_that_is_no_state_of_this_run_is_an_error_and_not_a_traceback() -
     trainer.ports.engine.close()
     for action in trainer._at_end:
         action()
+
+
+class TestOtherSettings:
+    def test_a_run_that_cannot_go_on_keeps_its_configuration(self, capsys: pytest.CaptureFixture[str]) -> None:
+        fit("trainer.total_steps=2")
+        before = Path("runs/run/config.yaml").read_text()
+
+        assert fit(RESUME, "model.width=32") == 1
+        assert "no step was made, kept in runs/run" in capsys.readouterr().err
+        assert fit(RESUME, "trainer.total_steps=1", "optim.lr=1") == 0
+        assert "already_done (2 steps are done; total_steps is 1)" in capsys.readouterr().out
+        assert Path("runs/run/config.yaml").read_text() == before
+
+    @pytest.mark.parametrize("path", [None, "runs/run", "runs/run/checkpoints/step_00000002"])
+    def test_what_is_other_than_before_is_named(self, path: str | None, caplog: pytest.LogCaptureFixture) -> None:
+        fit("trainer.total_steps=2")
+        options = [RESUME] if path is None else [f"run.resume={path}", "run.name=other"]
+        changed = ["optim.lr=0.5", "plugins.validation.every=3", "model.heads=1", "trainer.total_steps=3"]
+
+        assert fit(*options, *changed) == 0
+
+        expected = "model.heads 2 -> 1, optim.lr 0.001 -> 0.5, plugins.validation.every 2 -> 3"
+        assert said(caplog).count(f"it goes on with other settings than before: {expected}") == 1
+
+    def test_nothing_is_said_where_nothing_is_other(self, caplog: pytest.LogCaptureFixture) -> None:
+        fit("trainer.total_steps=1")
+        fit(RESUME, "trainer.total_steps=2")
+
+        assert not [line for line in said(caplog) if "other settings" in line]
+
+
+def test_a_pointer_names_its_checkpoint_and_no_other_file_does(capsys: pytest.CaptureFixture[str]) -> None:
+    fit("trainer.total_steps=2")
+    fit("run.name=other", "trainer.total_steps=1")
+
+    assert fit("run.name=other", "run.resume=runs/run/metrics.jsonl") == 2
+    assert "runs/run/metrics.jsonl; it is off, auto, or" in capsys.readouterr().err
+    assert not Path("runs/other.1").exists()
+    assert fit("run.name=third", "run.resume=runs/run/checkpoints/latest", "trainer.total_steps=3") == 0
+    assert [row["step"] for row in rows("third")] == [3]
+
+
+ORDER = """
+from hooktrainer import Plugin, on, state
+from hooktrainer.events import StepEnd
+from hooktrainer.metrics import Last
+import attrs
+
+
+@attrs.define(kw_only=True)
+class Order(Plugin):
+    held: dict[str, int] = state(factory=dict)
+
+    @on(StepEnd, adds=["metrics.row"])
+    def turn(self, event: StepEnd) -> None:
+        self.held["zyxwvu"[event.step % 6]] = event.step
+        if len(self.held) > 3:
+            event.record.add({"order/out": Last(self.held.pop(next(iter(self.held))))})
+"""
+
+
+def test_a_plugins_mapping_keeps_its_order() -> None:
+    Path("order.py").write_text(ORDER)
+    Path("run.yaml").write_text(SMALL + "  - {use: 'order.py:Order'}\n")
+    fit("run.name=whole")
+    fit("trainer.total_steps=4")
+    fit(RESUME)
+
+    assert [row.get("order/out") for row in rows()] == [row.get("order/out") for row in rows("whole")]
+    assert rows()[-1]["order/out"] == 3.0

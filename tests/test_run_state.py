@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hooktrainer import Trainer
+from hooktrainer import Plugin, Trainer, state
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.config import TrainerConfig
 from hooktrainer.dispatch import Dispatcher
 from hooktrainer.errors import CheckpointError, RolloutError
 from hooktrainer.events import StepEnd
 from hooktrainer.groups import FailureReason, Group, Prompt, Trajectory
+from hooktrainer.hooks import Entry
 from hooktrainer.limits import Limits
+from hooktrainer.replay import GroupBuffer
 from hooktrainer.run_state import LiveState, RunPlace
 from hooktrainer.strategies import Requeue, Strategy, Wait
 from hooktrainer.tasks.generated import GeneratedTask
@@ -268,6 +273,38 @@ def test_a_copy_of_the_learner_alone_is_not_the_state_of_the_run() -> None:
 
     assert parts.state.latest is latest
     assert (parts.learner.updates, kept.step, kept.parts.keys()) == (1, 1, {"learner"})
+
+
+def test_nothing_comes_in_while_the_state_is_copied() -> None:
+    @attrs.define
+    class Counts(Plugin):
+        """Counts what the buffer lets in."""
+
+        seen: int = state(0)
+
+        def state_dict(self) -> dict[str, Any]:
+            late.start()
+            late.join(0.2)  # as long as it may take, if nobody kept it out
+            return super().state_dict()
+
+    parts = Parts(GroupBuffer())
+    plugin = Counts()
+
+    def count(_: Group) -> bool:
+        plugin.seen += 1
+        return True
+
+    parts.buffer.set_filter(count)
+    parts.buffer.dispatch(parts.ports.prompts.take(1))
+    (group,) = parts.buffer.claim(1)
+    late = threading.Thread(target=parts.buffer.finish, args=(group, [answer()]))
+    live = LiveState([Entry.of(plugin, 0)], parts.ports, parts.dispatcher, RunPlace(), None)
+    snapshot = live.capture(0)
+    late.join()
+
+    (kept,) = decode(snapshot, "plugins").values()
+    assert kept["seen"] == decode(snapshot, "buffer")["ledger"]["finished"]["groups"] == 0
+    assert plugin.seen == 1
 
 
 class TestTaskPrompts:

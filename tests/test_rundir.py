@@ -76,6 +76,16 @@ def test_two_runs_of_one_name_do_not_share_a_directory(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.1", "b"]
 
 
+def test_a_link_to_a_run_is_that_run(tmp_path: Path) -> None:
+    (tmp_path / "real" / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (tmp_path / "alias").symlink_to("real")
+    first = RunDirectory(tmp_path / "real", {}, "auto")
+
+    with pytest.raises(ConfigError, match=r"another run is going on in .*/alias"):
+        RunDirectory(tmp_path / "alias", {}, "auto")
+    first.release()
+
+
 def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom hooktrainer.rundir import RunDirectory\n"
@@ -94,7 +104,11 @@ def test_a_run_that_goes_on_keeps_its_directory_and_replaces_its_files(tmp_path:
     (run / "metrics.jsonl").write_text("row")
 
     for resume in ("auto", run, run / "checkpoints" / "step_00000001"):
-        RunDirectory(run, {"plan.txt": str(resume)}, resume).release()
+        before = (run / "plan.txt").read_text()
+        directory = RunDirectory(run, {"plan.txt": str(resume)}, resume)
+        assert (run / "plan.txt").read_text() == before  # until it is certain that the run can go on
+        directory.renew()
+        directory.release()
         assert (run / "plan.txt").read_text() == str(resume)
         assert (run / "metrics.jsonl").read_text() == "row"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import resource
+import shutil
 import signal
 from pathlib import Path
 from types import MappingProxyType
@@ -200,7 +201,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_row_leaves_whole_rows(room: int,
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (sink.path.stat().st_size + room, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(RecordError, match=r"row of step 2 cannot be written to .*File too large.* run.resume=auto"):
             sink.write(2, {"loss": 2.0, "a" * 60: 1.0})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -208,3 +209,28 @@ def test_a_disk_that_is_full_in_the_middle_of_a_row_leaves_whole_rows(room: int,
     sink.write(2, {"loss": 3.0})
 
     assert [json.loads(line)["loss"] for line in sink.path.read_text().splitlines()] == [1.0, 3.0]
+
+
+def test_a_directory_that_is_gone_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "run")
+    sink.open()
+    sink.write(1, {"loss": 1.0})
+    shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(RecordError, match="row of step 2 cannot be written .*No such file"):
+        sink.write(2, {"loss": 2.0})
+
+
+def test_rows_that_somebody_takes_away_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = JsonlSink(tmp_path)
+    sink.open()
+    for step in (1, 2):
+        sink.write(step, {"loss": 1.0})
+    sink.path.write_text("")
+    for step in (3, 4):
+        sink.write(step, {"loss": 1.0})
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{sink.path}: somebody took away rows, up to that of step 2"
+    ]
+    assert [json.loads(line)["step"] for line in sink.path.read_text().splitlines()] == [3, 4]

@@ -218,7 +218,22 @@ class TestFailures:
         notes = "\n".join(caught.value.__cause__.__notes__)
         assert "engine 0 (Stuck) could not go back to its old weights" in notes
         assert "OSError: stuck" in notes
-        assert "engine 0 (Stuck) holds version 4, not 0 again" in notes
+        assert "engine 0 (Stuck) did not go back" in notes
+        assert "it holds version 4, not 0 again" in notes
+
+    def test_an_engine_that_cannot_even_say_what_it_holds_is_no_other_error(self) -> None:
+        class Mute(Engine):
+            @property
+            def version(self) -> int:
+                if "a unflip" in self.events:
+                    raise OSError("the server is gone")
+                return super().version
+
+        engines = [Mute("a"), Engine("b", fails_on="logprobs")]
+        with pytest.raises(SyncError, match="version 4 was not published: out of memory") as caught:
+            published(SameHost(), 4, engines)
+        assert "the server is gone" in "".join(caught.value.__cause__.__notes__)
+        assert state(engines[1]) == OLD
 
     def test_what_goes_wrong_besides_is_told_once_an_engine_however_many_there_are(self) -> None:
         class Broken(Engine):

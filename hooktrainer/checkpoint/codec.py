@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _DEPTH: Final = 100
 """Levels of nesting; no state of use has more, and deeper ones would end Python's stack."""
+_INT_BITS: Final = 8192
+"""Python reads no longer numbers from text."""
 _CONTAINERS: Final[Mapping[type, str]] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
 
 
@@ -62,6 +64,8 @@ class _Encoder:
         if depth > _DEPTH:
             raise CheckpointError(f"the state {path} is nested deeper than {_DEPTH} levels")
         kind = type(value)
+        if kind is int and value.bit_length() > _INT_BITS:
+            raise CheckpointError(f"the state {path} is a number of {value.bit_length()} bits; {_INT_BITS} can be kept")
         if value is None or kind in (bool, int, str):
             return value
         if kind is float:
@@ -108,8 +112,11 @@ class _Encoder:
         ]
 
     def _tensor(self, tensor: Tensor, path: str) -> str:
-        if tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized:
+        torch = sys.modules["torch"]
+        if tensor.layout is not torch.strided or tensor.is_quantized:
             raise CheckpointError(f"the state {path} is a {tensor.layout} tensor; only plain ones can be kept")
+        if tensor.dtype in (torch.complex32, torch.complex128):
+            raise CheckpointError(f"the state {path} is a {tensor.dtype} tensor; of these, complex64 can be kept")
         tensor = tensor.detach()
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if tensor.numel() and place in self._tied:
@@ -128,10 +135,11 @@ class _Encoder:
 
 
 def _free(path: str, taken: Mapping[str, object]) -> str:
-    name, number = path, 1
+    plain = path.encode("utf-8", "backslashreplace").decode()  # a key may be half of a character
+    name, number = plain, 1
     while name in taken:
         number += 1
-        name = f"{path}#{number}"
+        name = f"{plain}#{number}"
     return name
 
 

@@ -146,11 +146,11 @@ def _checksum(path: Path) -> str:
 
 
 def _checksum_of(body: object) -> str:
-    return hashlib.sha256(_to_json(body)).hexdigest()
+    return hashlib.sha256(_to_json(body, sort_keys=True)).hexdigest()
 
 
-def _to_json(value: object) -> bytes:
-    return json.dumps(value, allow_nan=False, sort_keys=True).encode("ascii")
+def _to_json(value: object, *, sort_keys: bool = False) -> bytes:
+    return json.dumps(value, allow_nan=False, sort_keys=sort_keys).encode("ascii")
 
 
 def _from_json(data: bytes) -> Any:

@@ -246,6 +246,12 @@ def _names(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()] if directory.is_dir() else []
 
 
+def _pointed_to(path: Path) -> Path:
+    if path.name == LATEST and path.is_file() and _NAME.fullmatch(name := _text(path)):
+        return path.with_name(name)
+    return path
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
@@ -253,8 +259,19 @@ def _text(path: Path) -> str:
         return str(error)
 
 
+def may_be_found(path: Path) -> bool:
+    """Whether there is something that `find` would read."""
+    path = _pointed_to(path)
+    return path.is_dir() and any(
+        _NAME.fullmatch(name) or name == directory.MANIFEST
+        for root in (path, path / "checkpoints")
+        for name in (path.name, *_names(root))
+    )
+
+
 def find(path: Path, *, allow_fresh: bool = False) -> Found | None:
-    """What `run.resume` names: a checkpoint, a directory of checkpoints, or a run with one."""
+    """What `run.resume` names: a checkpoint, a directory of checkpoints, a run with one, or a pointer."""
+    path = _pointed_to(path)
     if _NAME.fullmatch(path.name) or (path / directory.MANIFEST).exists():
         return Found(path, Store.read(path))
     for root in (path / "checkpoints", path):

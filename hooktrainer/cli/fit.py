@@ -40,11 +40,14 @@ def _train(args: argparse.Namespace) -> int:
     try:
         result = trainer.fit()
     except BaseException:
-        complain(f"{_steps(trainer.ports.buffer.version)} complete, {kept}\n")
+        complete = trainer.ports.buffer.version
+        known = complete or config.run.resume == "off"  # a resume may have failed before it knew
+        complain(f"{_steps(complete)} complete, {kept}\n" if known else f"no step was made, {kept}\n")
         raise
     reason = f" ({result.reason})" if result.reason else ""
-    gone_on = f" ({result.began + 1} to {result.step})" if 0 < result.began < result.step else ""
-    made = f"{_steps(result.step - result.began)}{gone_on}"
+    steps = result.step - result.began
+    gone_on = f" ({result.began + 1} to {result.step})" if result.began and steps > 1 else ""
+    made = f"{_steps(steps)}{gone_on}"
     say(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
     return 0
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,8 @@ class JsonlSink:
     _was_there: bool = attrs.field(default=False, init=False, repr=False)
     _begun: int | None = attrs.field(default=None, init=False)
     """The step that was handed over last; whether its row is in the file, only the file knows."""
+    _written: int = attrs.field(default=-1, init=False)
+    """The step whose row is in the file for certain, unless somebody else writes to it."""
     _warned: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     @property
@@ -66,11 +69,22 @@ class JsonlSink:
         """
         if not self._open:
             raise RecordError(f"step {step} was written to {self.path}, but the sink is not open")
+        try:
+            self._write(step, row)
+        except OSError as error:
+            raise RecordError(
+                f"the row of step {step} cannot be written to {self.path}: {error}. Make room, or bring the directory "
+                "back, and go on from the last checkpoint with run.resume=auto"
+            ) from None
+
+    def _write(self, step: int, row: Row) -> None:
         last = self._last_step()  # not kept: whoever resumes a run may cut the file, and an interrupt may come anywhere
         if step == last == self._begun:
             return
         if step <= last:
             raise RecordError(f"step {step} follows step {last} in {self.path}; steps must ascend")
+        if self._written > last:
+            _LOG.warning("%s: somebody took away rows, up to that of step %d", self.path, self._written)
         line = json.dumps({"step": step} | self._finite(row) | {"step": step}, allow_nan=False)
         whole = self.path.stat().st_size if self.path.exists() else 0
         self._begun = step
@@ -80,8 +94,10 @@ class JsonlSink:
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            os.truncate(self.path, whole)  # a full disk takes half a line, and so may an interrupt
+            with suppress(OSError):  # the first error says more
+                os.truncate(self.path, whole)  # a full disk takes half a line, and so may an interrupt
             raise
+        self._written = step
 
     def rewind(self, step: int) -> Sequence[int]:
         """Cut off all rows after `step`; returns their steps. Says which rows up to it are missing.
@@ -107,6 +123,7 @@ class JsonlSink:
                 kept.append(found)
                 size += len(line)
         os.truncate(self.path, size)
+        self._written = -1
         self._say(step, kept, unreadable)
         return taken
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hooktrainer.errors import SyncError, carry
@@ -74,9 +75,7 @@ class Attempt:
         for place in self._paused:
             interrupts += self._undo(place, "could not go on", self.engines[place].resume, error)
         for place in self.staged:
-            engine = self.engines[place]
-            if engine.version != self._before[place]:
-                error.add_note(f"{who(place, engine)} holds version {engine.version}, not {self._before[place]} again")
+            interrupts += self._undo(place, "did not go back", partial(self._check_back, place), error)
         if interrupts:
             raise interrupts[0] from error
 
@@ -84,6 +83,11 @@ class Attempt:
         behind = {place: engine.version for place, engine in enumerate(self.engines) if engine.version != self.version}
         if behind:
             raise SyncError(f"after the flip to version {self.version} these engines hold another: {behind}")
+
+    def _check_back(self, place: int) -> None:
+        held, before = self.engines[place].version, self._before[place]
+        if held != before:
+            raise SyncError(f"it holds version {held}, not {before} again")
 
     def _undo(
         self, place: int, failed: str, action: Callable[[], None], error: BaseException
