@@ -4,15 +4,15 @@ pytest examples/03_test_plugin.py
 """
 
 import pytest
-from kl_guard import KLGuard
+from kl_stop import KLStop
 
 from hooktrainer.errors import PlanError
 from hooktrainer.events import StepEnd
 from hooktrainer.testing import FakeBus, check_plugin
 
 
-def test_the_guard_stops_above_its_limit() -> None:
-    bus = FakeBus(KLGuard(limit=0.2), provides=["metrics.row"])
+def test_it_stops_above_its_limit() -> None:
+    bus = FakeBus(KLStop(limit=0.2), provides=["metrics.row"])
 
     bus.fire(StepEnd, step=1, row={"actor/ppo_kl": 0.1})
     assert bus.control.reason is None
@@ -21,10 +21,10 @@ def test_the_guard_stops_above_its_limit() -> None:
     assert bus.control.reason == "ppo_kl above 0.2"
 
 
-def test_the_guard_needs_a_row_that_somebody_makes() -> None:
+def test_it_needs_a_row_that_somebody_makes() -> None:
     with pytest.raises(PlanError, match="needs 'metrics.row', which nobody makes"):
-        FakeBus(KLGuard())
+        FakeBus(KLStop())
 
 
-def test_the_guard_keeps_the_contract() -> None:
-    check_plugin(KLGuard)
+def test_it_keeps_the_contract() -> None:
+    check_plugin(KLStop)

@@ -4,6 +4,9 @@ Inputs: `logprobs` (current policy), `proximal` (start of the step), `behaviour`
 shape (B, T), and the bool `mask` (B, T). A keyword-only parameter with a default is an option, set by
 `algorithm.policy_loss_args`, or by the key of `algorithm` that has its name. Where the mask is False anything may
 stand, NaN too: select, do not multiply by 0.
+
+Each returns a `TokenLoss`: `loss`, one value a token, (B, T), of which `algorithm.loss_agg_mode` makes one number; and
+`stats`, what is to be reported as token means, detached tensors (B, T), or {}.
 """
 
 import torch

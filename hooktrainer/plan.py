@@ -273,7 +273,7 @@ def _name_faults(entries: tuple[Entry, ...]) -> Iterator[Fault]:
         first = seen.setdefault(entry.name, entry)
         if first is not entry:
             text = (
-                f"{first.address} has the name '{entry.name}' too; two instances of one class need two names, "
+                f"{first.address} has the name '{entry.name}' too; every plugin needs a name of its own, "
                 f"such as `name: {entry.name}_2`"
             )
             yield Fault(entry.address, text)

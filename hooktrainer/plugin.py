@@ -126,7 +126,15 @@ def port(*, named: bool = False, default: Sequence[str] = ()) -> Any:
 
 
 def state(default: Any = attrs.NOTHING, *, factory: Callable[[], Any] | None = None) -> Any:
-    """A field that is kept over a restart; it is no option."""
+    """A field that is kept over a restart; it is no option.
+
+    Kept are None, booleans, numbers, text and bytes, lists, tuples, sets, dicts, counters and deques of such, plain
+    tensors and arrays of numbers, and the random generators of Python, NumPy and torch; no subclasses of them. Make
+    anything else from these, as in `state_dict` and `load_state_dict` of your own.
+
+    A field that is added, renamed or taken out makes older checkpoints unfit for the plugin: a resume from them is an
+    error that names the field, unless a `load_state_dict` of your own fills in what is missing.
+    """
     return attrs.field(default=default, factory=factory, init=False, metadata={_STATE: True}, repr=False)
 
 

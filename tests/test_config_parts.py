@@ -28,10 +28,10 @@ def test_entries_carry_name_address_and_priority_in_the_order_of_the_list(tmp_pa
     ]
 
 
-def test_two_instances_of_one_class_need_two_names(tmp_path: Path) -> None:
+def test_every_plugin_needs_a_name_of_its_own(tmp_path: Path) -> None:
     (found,) = faults(tmp_path, BASE + "plugins: [weight_sync, validation, {use: validation, every: 1}]")
     assert found == (
-        "plugins[2]: plugins[1] has the name 'validation' too; two instances of one class need two names, "
+        "plugins[2]: plugins[1] has the name 'validation' too; every plugin needs a name of its own, "
         "such as `name: validation_2`"
     )
 

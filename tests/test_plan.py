@@ -397,7 +397,7 @@ class TestSignals:
     def test_two_plugins_of_one_name_are_refused(self) -> None:
         text = faults_of(Recorder(), Recorder())
 
-        assert "plugins[1]: plugins[0] has the name 'recorder' too; two instances of one class need two names" in text
+        assert "plugins[1]: plugins[0] has the name 'recorder' too; every plugin needs a name of its own" in text
 
 
 class TestHandlers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ def test_it_stops_before_the_save_with_the_numbers(tmp_path: Path) -> None:
     bus.fire(StepEnd, step=1)
 
     found = re.fullmatch(
-        rf"{tmp_path} has ([\d.]+) GB free, and ([\d.]+) GB are needed: keep_free_gb = [\d.e+]+ and 0.000 GB for a "
-        r"checkpoint\. Make room, or lower keep_free_gb",
+        rf"{tmp_path} has ([\d.]+) GB free, and ([\d.]+) GB are needed: keep_free_gb = [\d.e+]+ and 0.000 GB for two "
+        r"checkpoints\. Make room, or lower keep_free_gb",
         bus.control.reason or "",
     )
     assert found is not None
@@ -66,14 +67,46 @@ def test_with_room_it_says_how_much_and_does_nothing(tmp_path: Path) -> None:
     assert bus.row["perf/disk_free_gb"] == pytest.approx(free_gb(tmp_path), abs=SLACK_GB)
 
 
-def test_the_next_checkpoint_counts_as_needed(tmp_path: Path) -> None:
-    state = FakeRunState(directory=tmp_path, state={"weights": np.zeros(1_000_000), "more": np.zeros(500_000)})
+def captured(directory: Path) -> FakeRunState:
+    state = FakeRunState(directory=directory, state={"weights": np.zeros(1_000_000), "more": np.zeros(500_000)})
     state.capture(1)
-    guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=state)
-    bus = FakeBus(guard, provides=["metrics.row"])
-    bus.fire(StepEnd, step=1)
+    return state
 
-    assert "and 0.012 GB for a checkpoint" in (bus.control.reason or "")
+
+@pytest.mark.parametrize(
+    ("last", "needed"), [(False, "and 0.024 GB for two checkpoints. "), (True, "and 0.012 GB for a checkpoint. ")]
+)
+def test_the_save_of_this_step_and_the_one_that_ends_the_run_count_as_needed(
+    tmp_path: Path, last: bool, needed: str
+) -> None:
+    guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=captured(tmp_path))
+    bus = FakeBus(guard, provides=["metrics.row"])
+    bus.fire(StepEnd, step=1, last=last)
+
+    assert needed in (bus.control.reason or "")
+
+
+def test_room_for_one_checkpoint_is_enough_to_begin(tmp_path: Path) -> None:
+    guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=captured(tmp_path))
+
+    with pytest.raises(RunError, match=r"and 0\.012 GB for a checkpoint\. "):
+        FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
+
+
+def test_what_is_to_be_kept_free_is_left_by_the_save_that_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that nothing else writes to, and a checkpoint of 0.012 GB at the end of every step."""
+    free = 200_000_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    bus = FakeBus(DiskSpace(keep_free_gb=0.1, run=captured(tmp_path)), provides=["metrics.row"])
+    step = 0
+    while bus.control.reason is None:
+        step += 1
+        bus.fire(StepEnd, step=step)
+        free -= 12_000_000
+
+    assert (step, free) == (8, 104_000_000)
 
 
 def test_a_place_that_is_not_there_fails_the_run_at_its_start_and_names_the_option(tmp_path: Path) -> None:

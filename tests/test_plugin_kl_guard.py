@@ -43,9 +43,44 @@ def test_it_can_leave_it_at_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records] == ["actor/ppo_kl 0.5 above 0.2 in step 1"]
 
 
-def test_a_metric_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(MissingMetricError, match="has no 'actor/kl'"):
-        stopped_by(KLGuard(metric="actor/kl"), 0.5)
+def test_a_metric_that_is_not_there_is_an_error_in_the_words_of_yaml() -> None:
+    with pytest.raises(MissingMetricError) as caught:
+        stopped_by(KLGuard(metric="actor/ppokl"), 0.5)
+
+    assert str(caught.value) == (
+        "kl_guard watches 'actor/ppokl', which the row of step 1 does not have. Did you mean 'actor/ppo_kl'? "
+        "Set its option `metric` to a key of metrics.jsonl"
+    )
+
+
+def fired(guard: KLGuard, *rows: dict[str, float], last: bool = False) -> FakeBus:
+    bus = FakeBus(guard, provides=["metrics.row"])
+    for step, row in enumerate(rows, start=1):
+        bus.fire(StepEnd, step=step, row=row, last=last and step == len(rows))
+    return bus
+
+
+def test_a_metric_of_validation_may_be_absent_until_the_first_one(caplog: pytest.LogCaptureFixture) -> None:
+    guard = KLGuard(metric="val/score/mean")
+    bus = fired(guard, {"actor/ppo_kl": 0.5}, {"val/score/mean": 0.3}, {"actor/ppo_kl": 0.5}, last=True)
+
+    assert bus.control.reason == "val/score/mean 0.3 above 0.2 in step 2"
+    assert len(caplog.records) == 1
+
+
+def test_a_misspelt_metric_of_validation_is_an_error_at_the_first_one() -> None:
+    with pytest.raises(MissingMetricError, match=r"the row of step 2 does not have\. Did you mean 'val/score/mean'\?"):
+        fired(KLGuard(metric="val/scores/mean"), {"actor/ppo_kl": 0.5}, {"val/score/mean": 0.1})
+
+
+def test_a_run_without_any_validation_is_told_that_nothing_was_watched(caplog: pytest.LogCaptureFixture) -> None:
+    fired(KLGuard(metric="val/score/mean"), {"actor/ppo_kl": 0.1}, {"actor/ppo_kl": 0.1}, last=True)
+
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "kl_guard watched nothing: no row had a metric of validation, so 'val/score/mean' neither. Add `validation` to "
+        "the plugins, or set another `metric`"
+    )
 
 
 def test_a_step_without_the_metric_changes_nothing() -> None:

@@ -24,12 +24,12 @@ def blocks(language: str) -> list[str]:
 
 
 def test_its_configuration_composes(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "kl_guard.py", tmp_path)
+    shutil.copy(ROOT / "examples" / "kl_stop.py", tmp_path)
     (tmp_path / "readme.yaml").write_text(blocks("yaml")[0])
 
     entries = build_parts(load_config(tmp_path / "readme.yaml")).plan.entries
 
-    assert [entry.name for entry in entries][-2:] == ["kl_guard", "log_after_collect"]
+    assert [entry.name for entry in entries][-2:] == ["kl_stop", "log_after_collect"]
 
 
 def test_its_plugin_passes_its_test() -> None:
@@ -37,7 +37,7 @@ def test_its_plugin_passes_its_test() -> None:
     plugin, test = blocks("python")[:2]
     exec(plugin + test, names)
 
-    names["test_the_guard_stops_above_its_limit"]()  # type: ignore[operator]
+    names["test_it_stops_above_its_limit"]()  # type: ignore[operator]
 
 
 def test_its_plan_is_a_part_of_the_quickstarts() -> None:

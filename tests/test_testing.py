@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import attrs
+import numpy as np
 import pytest
+import torch
 
 from hooktrainer import Plugin, Priority, on, state
 from hooktrainer import ports as port_types
@@ -256,6 +262,82 @@ class TestCheckPlugin:
 
         with pytest.raises(AssertionError, match="state_dict gives"):
             check_plugin(Forgetful)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: random.Random(1),
+            random.Random,
+            lambda: np.random.default_rng(1),
+            lambda: torch.Generator().manual_seed(1),
+            lambda: torch.tensor([1.0, float("nan")]),
+            lambda: torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+            lambda: {"weights": [torch.ones(2, 2)], "done": torch.tensor(False)},
+            lambda: np.array([1.0, float("nan")]),
+            lambda: float("nan"),
+            lambda: deque([1, 2], maxlen=2),
+            lambda: {1: {"$odd": (1, 2)}},
+        ],
+    )
+    def test_a_state_that_a_checkpoint_keeps_passes(self, make: Callable[[], object]) -> None:
+        @attrs.define
+        class Keeps(Plugin):
+            """Keeps something."""
+
+            kept: object = state(factory=make)
+
+        check_plugin(Keeps)
+
+    def test_a_set_may_list_its_members_in_another_order(self) -> None:
+        members = set(range(100))
+        members.difference_update({*range(100)} - {1, 32})
+        assert [*members] != [*{*[*members]}]
+
+        @attrs.define
+        class Keeps(Plugin):
+            """Keeps a set that was large once."""
+
+            kept: set[int] = state(factory=lambda: members)
+
+            def state_dict(self) -> dict[str, object]:
+                return {"kept": self.kept}
+
+            def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+                self.kept = kept["kept"]
+
+        check_plugin(Keeps)
+
+    def test_a_state_that_no_checkpoint_keeps_is_named(self) -> None:
+        @attrs.define
+        class Keeps(Plugin):
+            """Keeps a path."""
+
+            where: object = state(factory=Path)
+
+        with pytest.raises(AssertionError, match=r"Keeps: the state state/where is a pathlib\..* cannot be kept over"):
+            check_plugin(Keeps)
+
+    @pytest.mark.parametrize(
+        "make", [lambda: random.Random(1), lambda: torch.zeros(2), lambda: np.zeros(2), lambda: [0.0], lambda: {0}]
+    )
+    def test_a_state_that_comes_back_otherwise_fails(self, make: Callable[[], Any]) -> None:
+        @attrs.define
+        class Changes(Plugin):
+            """Makes something else of what it gets back."""
+
+            kept: Any = state(factory=make)
+
+            def load_state_dict(self, kept: Mapping[str, object]) -> None:
+                Plugin.load_state_dict(self, kept)
+                if isinstance(self.kept, random.Random):
+                    self.kept.random()
+                elif isinstance(self.kept, set):
+                    self.kept = {1}
+                else:
+                    self.kept[0] = 1.0
+
+        with pytest.raises(AssertionError, match="Changes: the state 'kept' changes over a restart"):
+            check_plugin(Changes)
 
 
 class TestState:

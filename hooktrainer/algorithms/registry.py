@@ -109,10 +109,15 @@ class Bound:
     """The inputs that it asks for."""
     options: Mapping[str, object]
     """What the configuration sets."""
+    check: Callable[[object, Mapping[str, object]], None] | None = None
+    """Raises for a result that nobody can go on with, given all the inputs."""
 
     def __call__(self, available: Mapping[str, object]) -> Any:
         """Call it with those inputs that it asks for."""
-        return self.function(**{name: available[name] for name in self.inputs}, **self.options)
+        found = self.function(**{name: available[name] for name in self.inputs}, **self.options)
+        if self.check is not None:
+            self.check(found, available)
+        return found
 
 
 def bind(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 import torch
 
-from hooktrainer.algorithms import registry
+from hooktrainer.algorithms import registry, returned
 from hooktrainer.algorithms.advantages import check_epsilon
 from hooktrainer.algorithms.aggregation import Totals
 from hooktrainer.algorithms.options import Algorithm
@@ -28,7 +29,7 @@ class Functions:
 
     @classmethod
     def of(cls, algorithm: Algorithm, *, has_critic: bool, max_response_length: int | None) -> Functions:
-        """Bind them.
+        """Bind them; what each call returns is looked at.
 
         Raises `ConfigError` with the addresses of keys: for an input or option that is not there, an option that no
         function takes, and bounds that a registered function refuses.
@@ -97,9 +98,10 @@ def _bound(
 ) -> registry.Bound:
     section = {field.name: getattr(algorithm, field.name) for field in attrs.fields(Algorithm)}
     try:
-        return registry.bind(section[key], registry.FUNCTIONS[key], inputs=inputs, section=section, args=args)
+        bound = registry.bind(section[key], registry.FUNCTIONS[key], inputs=inputs, section=section, args=args)
     except ConfigError as error:
         raise ConfigError([*_at(f"algorithm.{key}", error)]) from error
+    return attrs.evolve(bound, check=partial(returned.check, key, bound.name))
 
 
 def _penalty(algorithm: Algorithm, max_response_length: int | None) -> Iterator[Fault]:

@@ -1,7 +1,7 @@
 """The test kit: a plugin is tested with no trainer, no torch and no GPU.
 
-def test_guard_stops() -> None:
-    bus = FakeBus(KLGuard(limit=0.2), provides=["metrics.row"])
+def test_it_stops_above_its_limit() -> None:
+    bus = FakeBus(KLStop(limit=0.2), provides=["metrics.row"])
     bus.fire(StepEnd, step=1, row={"actor/ppo_kl": 0.5})
     assert bus.control.reason == "ppo_kl above 0.2"
 """

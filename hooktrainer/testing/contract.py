@@ -11,9 +11,11 @@ from typing import Any, Final
 import attrs
 
 from hooktrainer.binding import Ports
+from hooktrainer.checkpoint.codec import decode, encode
+from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.config import TrainerConfig, build_parts, config_from_mapping
 from hooktrainer.config.option_docs import options_of
-from hooktrainer.errors import PlanError
+from hooktrainer.errors import CheckpointError, PlanError
 from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.hooks import Entry, handlers_of
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
@@ -30,7 +32,9 @@ from hooktrainer.testing.fakes import (
     ManualClock,
 )
 from hooktrainer.trainer import Trainer
+from hooktrainer.weights.checksums import checksum
 
+_STATE: Final = "state"
 _TIMES: Final = ("timing_s/", "timing_per_token_ms/", "perf/")
 
 
@@ -38,7 +42,7 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
     """Hold a plugin class to the contract: raises `AssertionError` that says what is missing.
 
     It is built from its defaults (and `options`, for those that have none), attaches to a fake bus, says what it is and
-    what every option means, and gets its state back over a restart.
+    what every option means, and gets its state back over a restart, out of what a checkpoint makes of it.
     """
     if not isinstance(cls, type):
         name = type(cls).__name__
@@ -67,13 +71,45 @@ def _needed(plugin: Plugin) -> dict[Any, Any]:
 
 
 def _check_state(plugin: Plugin, fresh: Plugin) -> None:
-    kept = plugin.state_dict()
-    fresh.load_state_dict(kept)
-    assert fresh.state_dict() == kept, f"{type(plugin).__name__}: the state changes over a restart"
+    """As a checkpoint does it: what is compared is what would be saved, before and after."""
+    cls = type(plugin).__name__
+    before = _saved(plugin)
+    fresh.load_state_dict(decode(before, _STATE))
+    kept, again = _content(before), _content(_saved(fresh))
+    for key in sorted(kept.keys() | again.keys()):
+        same = key in kept and key in again and kept[key] == again[key]
+        assert same, f"{cls}: the state '{key}' changes over a restart"
     names = {field.name.lstrip("_") for field in state_fields(type(plugin))}
-    assert kept.keys() == names, (
-        f"{type(plugin).__name__}: state_dict gives {sorted(kept)}, declared is {sorted(names)}"
-    )
+    assert kept.keys() == names, f"{cls}: state_dict gives {sorted(kept)}, declared is {sorted(names)}"
+
+
+def _saved(plugin: Plugin) -> Snapshot:
+    try:
+        return encode(0, {_STATE: plugin.state_dict()})
+    except CheckpointError as error:
+        raise AssertionError(f"{type(plugin).__name__}: {error}") from error
+
+
+def _content(saved: Snapshot) -> Mapping[str, object]:
+    """The saved state by field, with values in the place of names, and the members of sets in one order."""
+
+    def read(tree: Any) -> Any:
+        match tree:
+            case {"$tensor": name}:
+                tensor = saved.tensors[name]
+                return "$tensor", str(tensor.dtype), tuple(tensor.shape), checksum(tensor)
+            case {"$array": name} | {"$scalar": name}:
+                array = saved.arrays[name]
+                return [*tree], array.dtype.str, array.shape, array.tobytes()  # NaN is itself
+            case {"$set": members} | {"$frozenset": members}:
+                return [*tree], sorted(repr(read(member)) for member in members)
+            case dict():
+                return {key: read(value) for key, value in tree.items()}
+            case list():
+                return [read(item) for item in tree]
+        return tree
+
+    return {key: read(value) for key, value in saved.parts[_STATE].items()}
 
 
 def check_order_independent(

@@ -21,13 +21,14 @@ GB: Final = 10**9
 
 @attrs.define(kw_only=True)
 class DiskSpace(Plugin):
-    """Look at the free space at the end of every step: room for one more checkpoint, and what is to be kept free.
+    """Look at the free space before every save: room for two checkpoints, and what is to be kept free beside them.
 
-    A run that does not have it when it starts fails at once.
+    One is that of this step; the other that of the step which ends the run, once there is no room for two. A run that
+    starts without room for one, and what is to be kept free, fails at once.
     """
 
     keep_free_gb: float = attrs.field(default=1.0, validator=ge(0))
-    """Gigabytes (10^9 bytes) that stay free beside the next checkpoint."""
+    """Gigabytes (10^9 bytes) that stay free, also after the checkpoint that ends the run."""
 
     action: Literal["stop", "raise"] = attrs.field(default="stop", validator=in_(("stop", "raise")))
     """`stop` ends the run after this step, `raise` fails it; `checkpoint` tries to save this step in both."""
@@ -40,7 +41,7 @@ class DiskSpace(Plugin):
     @on(FitStart, priority=Priority.CLEANUP)
     def begin(self, _event: FitStart) -> None:
         """Raises `RunError` if there is too little space to begin, or nowhere to look."""
-        if lacking := self._lacking():
+        if lacking := self._lacking(checkpoints=1):
             raise RunError(lacking)
 
     @on(StepEnd, priority=Priority.COLLECT, adds=["metrics.row"])
@@ -50,21 +51,22 @@ class DiskSpace(Plugin):
 
     @on(StepEnd, priority=Priority.SAVE)
     def guard(self, event: StepEnd) -> None:
-        """Stop, or raise `RunError`, once a save would not leave enough; this step is saved all the same."""
-        if lacking := self._lacking():
+        """Stop, or raise `RunError`, once the save of a next step would not leave enough; this step is still saved."""
+        if lacking := self._lacking(checkpoints=1 if event.last else 2):
             if self.action == "raise":
                 raise RunError(lacking)
             event.control.stop(lacking)
 
-    def _lacking(self) -> str:
+    def _lacking(self, *, checkpoints: int) -> str:
         """What is missing, in numbers; empty if nothing is."""
-        free, checkpoint = self._free(), self._checkpoint()
-        needed = int(self.keep_free_gb * GB) + checkpoint
+        free, saved = self._free(), checkpoints * self._checkpoint()
+        needed = int(self.keep_free_gb * GB) + saved
         if free >= needed:
             return ""
+        room = "a checkpoint" if checkpoints == 1 else "two checkpoints"
         return (
             f"{self._directory()} has {free / GB:.3f} GB free, and {needed / GB:.3f} GB are needed: keep_free_gb = "
-            f"{self.keep_free_gb:g} and {checkpoint / GB:.3f} GB for a checkpoint. Make room, or lower keep_free_gb"
+            f"{self.keep_free_gb:g} and {saved / GB:.3f} GB for {room}. Make room, or lower keep_free_gb"
         )
 
     def _free(self) -> int:

@@ -9,21 +9,28 @@ import attrs
 from attrs.validators import ge, gt, in_
 
 from hooktrainer import Plugin, Priority, on
+from hooktrainer.errors import MissingMetricError, did_you_mean
 from hooktrainer.events import StepEnd
 from hooktrainer.plugin import state
+from hooktrainer.record import Row
 
 _LOG: Final = logging.getLogger("hooktrainer")
+_VALIDATION: Final = "val/"  # of a key that only those steps have that were validated
 
 
 @attrs.define(kw_only=True)
 class KLGuard(Plugin):
-    """Watch a divergence in the row of every step that has it; what is no number counts as above the limit."""
+    """Watch a divergence in the row of every step that has it; NaN counts as above the limit.
+
+    A metric that was never there is taken for misspelt and fails the run; one of validation (`val/...`) only in a step
+    that was validated.
+    """
 
     limit: float = attrs.field(default=0.2, validator=gt(0))
     """Largest tolerated value."""
 
     metric: str = "actor/ppo_kl"
-    """The key in the row."""
+    """The key in the row, as in `metrics.jsonl`."""
 
     patience: int = attrs.field(default=1, validator=ge(1))
     """Steps in a row above the limit before something is done."""
@@ -37,9 +44,11 @@ class KLGuard(Plugin):
     @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
     def guard(self, event: StepEnd) -> None:
         """Look at the row of the step, once it is sealed."""
-        if self.metric not in event.record.row and self._known:
-            return  # as in a step whose updates were all skipped
-        value = event.record.row[self.metric]
+        row = event.record.row
+        if self.metric not in row:
+            self._miss(event, row)
+            return
+        value = row[self.metric]
         self._known = True
         self._above = 0 if value <= self.limit else self._above + 1
         if self._above < self.patience:
@@ -49,3 +58,19 @@ class KLGuard(Plugin):
         _LOG.warning(found)
         if self.action == "stop":
             event.control.stop(found)
+
+    def _miss(self, event: StepEnd, row: Row) -> None:
+        """Let a step pass that may well lack the metric. Raises `MissingMetricError` for any other."""
+        if self._known:
+            return  # as in a step whose updates were all skipped
+        if not self.metric.startswith(_VALIDATION) or any(key.startswith(_VALIDATION) for key in row):
+            raise MissingMetricError(
+                f"kl_guard watches '{self.metric}', which the row of step {event.step} does not have."
+                f"{did_you_mean(self.metric, row)} Set its option `metric` to a key of metrics.jsonl"
+            )
+        if event.last:
+            _LOG.warning(
+                "kl_guard watched nothing: no row had a metric of validation, so '%s' neither. Add `validation` to the "
+                "plugins, or set another `metric`",
+                self.metric,
+            )

@@ -7,14 +7,14 @@ from hooktrainer.events import StepEnd
 
 
 @attrs.define(kw_only=True)
-class KLGuard(Plugin):
+class KLStop(Plugin):
     """Stop when the policy drifts too far from the sampler."""
 
     limit: float = 0.2
     """Largest tolerated `actor/ppo_kl`."""
 
     @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
-    def guard(self, event: StepEnd) -> None:
+    def look(self, event: StepEnd) -> None:
         """Look at the row of the step, once it is sealed."""
         if event.record.row["actor/ppo_kl"] > self.limit:
             event.control.stop(f"ppo_kl above {self.limit}")
