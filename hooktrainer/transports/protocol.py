@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hooktrainer.ports import Weights
     from hooktrainer.weights.canary import Canary
 
-BUCKET_BYTES: Final = 64 * 2**20
+BUCKET_BYTES: Final = 256 * 2**20
 
 
 class Attempt:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Memory: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """Of a target and its source."""
-BLOCK_BYTES: Final = 704 * 1024
+BLOCK_BYTES: Final = 512 * 1024
 """What is copied at once: small enough that source and target stay in the cache until they are read again."""
 _WORTH_THREADS: Final = 8 * 2**20
 

@@ -34,7 +34,7 @@ class WeightSync(Plugin):
     """Whether engines have to score the canary as the learner does; needs `logprobs` of both."""
     canary_atol: float = attrs.field(default=1e-4, converter=float, validator=ge(0.0))
     """Largest difference of a log-probability, in nats. An engine of lower precision than the learner needs more."""
-    bucket_mb: float = attrs.field(default=64.0, converter=float, validator=gt(0.0))
+    bucket_mb: float = attrs.field(default=256.0, converter=float, validator=gt(0.0))
     """Weights on their way at once, in MiB: bounds memory beyond an engine's two sets. A larger tensor goes alone."""
 
     learner: Learner = port()
