@@ -427,6 +427,7 @@ def saves_in_a_child(store: Store, number: int) -> bool:
     return status != 0
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_operation_of_a_save_loses_neither_the_last_checkpoint_nor_the_way_on(tmp_path: Path) -> None:
     found: list[int] = []
     for number in itertools.count(1):

@@ -75,6 +75,7 @@ def test_the_table_has_each_seed_and_mean_and_spread(
     assert "<svg" in figure.read_text()
 
 
+@pytest.mark.slow
 def test_a_variant_is_trained_once_and_a_failure_is_shown(
     compare: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ class Full(SortDigits):
 """
 
 
+@pytest.mark.slow
 def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_keep_the_process(tmp_path: Path) -> None:
     (tmp_path / "full.py").write_text(FULL)
     # Two steps of four groups with two answers each fill it; what is dispatched ahead hangs.
@@ -147,20 +148,9 @@ class SlowEnd(Plugin):
 """
 
 
-@pytest.mark.parametrize(
-    ("at", "number"),
-    [
-        ("step", signal.SIGTERM),
-        *(
-            pytest.param(at, number, marks=pytest.mark.slow)
-            for at, number in [
-                ("step", signal.SIGINT),
-                ("fit_end", signal.SIGTERM),
-                ("fit_end", signal.SIGINT),
-            ]
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at", ["step", "fit_end"])
 def test_a_signal_does_not_hide_the_error_that_ended_the_run_before_it(
     at: str, number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -308,6 +298,7 @@ def test_a_worker_that_fails_in_its_third_rollout_ends_fit_within_two_seconds_an
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
     run = fit(tmp_path, config(), "trainer.total_steps=30")
     run.until("step")

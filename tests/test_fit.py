@@ -284,7 +284,13 @@ def test_an_error_in_a_plugin_keeps_its_traceback_and_names_the_plugin(capsys: p
     assert "raised by plugin 'broken' (plugins[1]): Broken.start on step_start, COLLECT 200, step 1" in said
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(signal.SIGTERM, 143), (signal.SIGHUP, 129)]),
+    ],
+)
 def test_a_signal_ends_the_run_cleanly_with_whole_rows(number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-u", "-m", "hooktrainer", "fit", "thread.yaml", "trainer.total_steps=1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})

@@ -235,7 +235,12 @@ def all_reduced(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "shares", [(MORE, ()), ((), MORE), (MORE[:1], MORE[1:])], ids=("all, none", "none, all", "1, 2")
+    "shares",
+    [
+        pytest.param((MORE, ()), id="all, none"),
+        pytest.param(((), MORE), id="none, all", marks=pytest.mark.slow),
+        pytest.param((MORE[:1], MORE[1:]), id="1, 2", marks=pytest.mark.slow),
+    ],
 )
 def test_two_ranks_give_loss_and_gradient_of_one(shares: Sequence[Sequence[Group]], tmp_path: Path) -> None:
     together = groups_of()

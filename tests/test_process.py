@@ -189,9 +189,8 @@ class TestSyncs:
             queue.wait_until(lambda: queue.closed)
             publish(engine, 3)
 
-    @pytest.mark.parametrize(
-        "call", ["use", *(pytest.param(at, marks=pytest.mark.slow) for at in ("release", "pause", "score", "resume"))]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("call", ["release", "pause", "use", "score", "resume"])
     def test_whatever_a_stopped_worker_is_asked_the_sync_goes_on_without_it(
         self, make: Make, call: str, caplog: pytest.LogCaptureFixture
     ) -> None:

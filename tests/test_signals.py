@@ -75,6 +75,7 @@ def test_a_run_that_waits_for_groups_in_vain_ends_within_the_grace_time(tmp_path
     assert run.left() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_groups_saves_its_last_complete_step(tmp_path: Path) -> None:
     (tmp_path / "later.py").write_text(
         "import itertools, sys, threading\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
@@ -197,6 +198,7 @@ def test_the_ending_of_a_complete_run_is_not_disturbed_and_the_signal_not_lost(
     assert run.rows() == [1, 2]
 
 
+@pytest.mark.slow
 def test_further_sigterms_do_not_disturb_the_ending(tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="fit_end", act="short"))
     run.until("step", times=2)
@@ -279,7 +281,8 @@ def test_workers_do_not_outlive_a_second_ctrl_c(tmp_path: Path) -> None:
     assert [name for name in run.left() if not name.endswith(".lock")] == []
 
 
-@pytest.mark.parametrize("act", ["swallow", pytest.param("wrap", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ["swallow", "wrap"])
 def test_an_interruption_that_a_plugin_keeps_to_itself_ends_the_run_all_the_same(act: str, tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="validation", act=act))
     run.until("AT")
@@ -291,7 +294,8 @@ def test_an_interruption_that_a_plugin_keeps_to_itself_ends_the_run_all_the_same
         assert "after SIGTERM there was another error: RuntimeError: somebody's code" in run.err
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGHUP])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_whoever_started_the_run_ignores_stays_ignored(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config())
     run = Outside(tmp_path, *FIT, "run.yaml", preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
@@ -371,6 +375,7 @@ print(before[1:] == after[1:], after)
     assert run.out[-2].startswith(expected[ending])
 
 
+@pytest.mark.slow
 def test_a_run_in_a_thread_trains_and_leaves_signals_alone(tmp_path: Path) -> None:
     text = """
 before = state()

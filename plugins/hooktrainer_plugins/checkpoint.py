@@ -112,6 +112,11 @@ class Checkpoint(Plugin):
         if self.run.step:
             self.run.set_random(self._random)
 
+    @on(StepStart, priority=Priority.PREPARE)
+    def begin_step(self, event: StepStart) -> None:
+        """From now on the run is not as the step before left it."""
+        self._begun = event.step
+
     @on(StepEnd, priority=Priority.EVALUATE - 1)
     def keep_random(self, _event: StepEnd) -> None:
         """Remember the global random generators: a run that is evaluated once more must not draw other numbers."""
@@ -194,11 +199,6 @@ class Checkpoint(Plugin):
             self._writer.abandoned = True  # told to leave at once
             raise
         return None
-
-    @on(StepStart, priority=Priority.PREPARE)
-    def begin_step(self, event: StepStart) -> None:
-        """From now on the run is not as the step before left it."""
-        self._begun = event.step
 
     def _last(self, event: FitEnd) -> Snapshot | None:
         """The state at the end of the last complete step, as far as there is one."""
