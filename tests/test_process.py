@@ -267,6 +267,7 @@ class TestEnds:
         assert time.monotonic() - began < 2
         assert "sending" not in caplog.text
 
+    @pytest.mark.slow
     def test_a_worker_that_does_not_end_is_killed_and_named(self, make: Make, caplog: pytest.LogCaptureFixture) -> None:
         engine = make()
         started(engine).wait_for(1)

@@ -505,6 +505,7 @@ class TestCapacity:
         assert len(buffer.claim(9)) == 2
 
 
+@pytest.mark.slow
 def test_the_work_of_a_sample_does_not_grow_with_the_number_of_groups() -> None:
     def calls_of_a_cycle(groups: int) -> int:
         buffer = GroupBuffer()

@@ -355,6 +355,7 @@ class TestState:
 
 
 class TestOrderIndependence:
+    @pytest.mark.slow
     def test_the_quickstart_does_not_depend_on_the_order_of_its_list(self) -> None:
         check_order_independent(QUICKSTART)
 

@@ -58,6 +58,7 @@ def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_thei
     assert len(set(copied)) > 20
 
 
+@pytest.mark.slow
 def test_workers_in_other_processes_see_one_version_a_group_and_say_so() -> None:
     engine = Process(n=2, max_response_length=LENGTH, workers=2).build(
         policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0
