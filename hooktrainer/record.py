@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from hooktrainer.errors import MetricError, MissingMetricError, RecordError, did_you_mean
 from hooktrainer.metrics import Metric, Value, merge
 
+_VALIDATION: Final = "val/"
 Row: TypeAlias = Mapping[str, Any]
 """What a step came to, read-only: one float a key, or for `Counts` a mapping from values to counts."""
 Derive: TypeAlias = Callable[[Row], Mapping[str, Value]]
 """Values recomputed from the reduced ones; None takes a key out."""
+
+
+def could_have(keys: Iterable[str], metric: str) -> bool:
+    """Whether rows with these keys would have the metric, if there is one: `val/...` is only in validated steps."""
+    return not metric.startswith(_VALIDATION) or any(key.startswith(_VALIDATION) for key in keys)
 
 
 class _Row(dict[str, Any]):

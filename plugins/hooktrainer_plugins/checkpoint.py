@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal
@@ -20,7 +20,7 @@ from hooktrainer.errors import CheckpointError, did_you_mean
 from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord, StepStart
 from hooktrainer.plugin import port
 from hooktrainer.ports import RunState
-from hooktrainer.record import Row
+from hooktrainer.record import Row, could_have
 
 _LOG: Final = logging.getLogger("hooktrainer")
 
@@ -228,16 +228,11 @@ class Checkpoint(Plugin):
             self._unscored = None
         elif self._unscored is not None:
             self._unscored |= row.keys()
-            if self._by.metric.startswith("val/") and self._could_be_there(row):
+            if self._by.metric.startswith("val/") and could_have(row, self._by.metric):
                 self._say_unscored()
 
-    def _could_be_there(self, keys: Iterable[str]) -> bool:
-        """Whether rows with these keys would have the metric: one of validation is only in rows with validation."""
-        assert self._by is not None
-        return not self._by.metric.startswith("val/") or any(key.startswith("val/") for key in keys)
-
     def _say_unscored(self) -> None:
-        if self._unscored and self.keep_best is not None and self._could_be_there(self._unscored):
+        if self._unscored and self.keep_best is not None and could_have(self._unscored, self.keep_best):
             meant = did_you_mean(self.keep_best, self._unscored)
             _LOG.warning("keep_best keeps nothing: no row so far has '%s'.%s", self.keep_best, meant)
             self._unscored = None

@@ -12,10 +12,9 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import MissingMetricError, did_you_mean
 from hooktrainer.events import StepEnd
 from hooktrainer.plugin import state
-from hooktrainer.record import Row
+from hooktrainer.record import Row, could_have
 
 _LOG: Final = logging.getLogger("hooktrainer")
-_VALIDATION: Final = "val/"  # of a key that only those steps have that were validated
 
 
 @attrs.define(kw_only=True)
@@ -63,7 +62,7 @@ class KLGuard(Plugin):
         """Let a step pass that may well lack the metric. Raises `MissingMetricError` for any other."""
         if self._known:
             return  # as in a step whose updates were all skipped
-        if not self.metric.startswith(_VALIDATION) or any(key.startswith(_VALIDATION) for key in row):
+        if could_have(row, self.metric):
             raise MissingMetricError(
                 f"kl_guard watches '{self.metric}', which the row of step {event.step} does not have."
                 f"{did_you_mean(self.metric, row)} Set its option `metric` to a key of metrics.jsonl"
