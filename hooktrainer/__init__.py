@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hooktrainer.bus import Bus
-    from hooktrainer.compose import build_trainer
-    from hooktrainer.config import load_config
     from hooktrainer.plugin import Plugin, Priority, on, port, state
+    from hooktrainer.run.compose import build_trainer
+    from hooktrainer.run.loading import load_config
     from hooktrainer.trainer import Trainer
 
 __all__ = ["Bus", "Plugin", "Priority", "Trainer", "build_trainer", "load_config", "on", "port", "state"]
@@ -19,8 +19,8 @@ _HOMES = {
     "Plugin": "plugin",
     "Priority": "plugin",
     "Trainer": "trainer",
-    "build_trainer": "compose",
-    "load_config": "config",
+    "build_trainer": "run.compose",
+    "load_config": "run.loading",
     "on": "plugin",
     "port": "plugin",
     "state": "plugin",

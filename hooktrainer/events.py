@@ -17,15 +17,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
 import attrs
 
 from hooktrainer.errors import BusError
 from hooktrainer.metrics import Metric
-from hooktrainer.record import Derive, Row
+from hooktrainer.metrics.record import Derive, Row
 
 Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted", "failed"]
+
+
+class Priority(IntEnum):
+    """Bands of a signal, in running order; a band spans from its number to the next."""
+
+    PREPARE = 100
+    COLLECT = 200
+    SYNC = 300
+    EVALUATE = 400
+    REDUCE = 500
+    REPORT = 600
+    SAVE = 700
+    CLEANUP = 800
+
+    @classmethod
+    def band(cls, number: int) -> Priority:
+        """The band that an integer priority lies in. Raises `ValueError` below the first."""
+        at_or_below = [band for band in cls if band <= number]
+        if not at_or_below:
+            raise ValueError(f"{number}, which lies before the first band, {min(cls).name} {min(cls).value}")
+        return at_or_below[-1]
 
 
 class Control(Protocol):

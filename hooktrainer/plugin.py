@@ -4,39 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from enum import IntEnum
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
 from hooktrainer.errors import ConfigError, Fault, PortError, did_you_mean
+from hooktrainer.events import Priority as Priority  # noqa: PLC0414 (public here)
 
 if TYPE_CHECKING:
     from hooktrainer.config import Config
 
 Method = TypeVar("Method", bound=Callable[..., None])
-
-
-class Priority(IntEnum):
-    """Bands of a signal, in running order; a band spans from its number to the next."""
-
-    PREPARE = 100
-    COLLECT = 200
-    SYNC = 300
-    EVALUATE = 400
-    REDUCE = 500
-    REPORT = 600
-    SAVE = 700
-    CLEANUP = 800
-
-    @classmethod
-    def band(cls, number: int) -> Priority:
-        """The band that an integer priority lies in. Raises `ValueError` below the first."""
-        at_or_below = [band for band in cls if band <= number]
-        if not at_or_below:
-            raise ValueError(f"{number}, which lies before the first band, {min(cls).name} {min(cls).value}")
-        return at_or_below[-1]
 
 
 @attrs.frozen

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from hooktrainer.binding import Ports, bind
-from hooktrainer.bus import Bus
+from hooktrainer._util.shutdown import attempt, finish, interruptible
+from hooktrainer.bus.binding import Ports, bind
+from hooktrainer.bus.bus import Bus
+from hooktrainer.bus.handlers import Entry
+from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
-from hooktrainer.dispatch import Dispatcher
-from hooktrainer.ending import Result, attempt, finish, interruptible
 from hooktrainer.errors import CheckpointError, StarvedError, SyncError
 from hooktrainer.events import (
     FitStart,
@@ -20,13 +21,12 @@ from hooktrainer.events import (
     StepStart,
     WeightsSynced,
 )
-from hooktrainer.groups import Batch, Lost
-from hooktrainer.hooks import Entry
-from hooktrainer.host import joined, to_host
 from hooktrainer.metrics import Last, Sum
+from hooktrainer.metrics.record import Record
+from hooktrainer.metrics.transfer import joined, to_host
 from hooktrainer.plugin import Plugin
-from hooktrainer.record import Record
-from hooktrainer.run_state import LiveState, RunPlace
+from hooktrainer.ports import Batch, Lost, Result
+from hooktrainer.replay.dispatcher import Dispatcher
 
 
 class Trainer:
@@ -60,7 +60,8 @@ class Trainer:
         with interruptible() as self.bus.interrupts:
             outcome = attempt(self._run, self.bus.interrupts)
             last = max(self._complete, self._state.step)
-            result = outcome.result(last, self._state.step, self.ports.clock.now() - started)
+            seconds, began = self.ports.clock.now() - started, self._state.step
+            result = Result(status=outcome.status, reason=outcome.reason, step=last, began=began, seconds=seconds)
             closing = (self.ports.buffer.close, self.ports.engine.close, *self._at_end)
             finish(outcome.failure, self.bus.interrupts, partial(self._send_fit_end, result), *closing)
         return result

@@ -24,8 +24,8 @@ from hooktrainer.events import (
     StepStart,
     WeightsSynced,
 )
-from hooktrainer.limits import Limits
 from hooktrainer.metrics import Mean, Sum
+from hooktrainer.replay.options import Limits
 from hooktrainer.testing import (
     FakeBuffer,
     FakeEngine,

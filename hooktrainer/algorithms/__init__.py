@@ -1,1 +1,23 @@
+"""Advantages, losses and corrections as pure functions of arrays."""
 
+from __future__ import annotations
+
+__all__ = [
+    "advantages",
+    "aggregation",
+    "corrections",
+    "criteria",
+    "divergence",
+    "kl",
+    "logprobs",
+    "masking",
+    "option_checks",
+    "options",
+    "policy_losses",
+    "proximal",
+    "registry",
+    "rejection",
+    "result_checks",
+    "returns",
+    "shaping",
+]

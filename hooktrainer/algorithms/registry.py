@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import attrs
 
+from hooktrainer._util.imports import load_module, require_file
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
-from hooktrainer.modules import load_module, require_file
 
 _HERE: Final = "hooktrainer.algorithms"
 

@@ -1,1 +1,5 @@
-"""Checkpoints: a run's state as plain data, one directory a step; a kill at any moment leaves the last good one."""
+"""Checkpoints: what a run keeps, how it is encoded, and where it is stored."""
+
+from __future__ import annotations
+
+__all__ = ["codec", "directory", "run_state", "store", "writer"]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import CheckpointError
+from hooktrainer.ports import Snapshot
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,9 +13,9 @@ from typing import Any, Final, NoReturn
 
 import attrs
 
-from hooktrainer import files
-from hooktrainer.checkpoint.snapshot import Snapshot
+from hooktrainer._util import files
 from hooktrainer.errors import CheckpointError
+from hooktrainer.ports import Snapshot
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"

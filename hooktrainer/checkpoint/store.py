@@ -15,10 +15,10 @@ from typing import Final, Literal
 
 import attrs
 
-from hooktrainer import files
+from hooktrainer._util import files
 from hooktrainer.checkpoint import directory
-from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import CheckpointError
+from hooktrainer.ports import Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _NAME: Final = re.compile(r"step_(\d{8,})")

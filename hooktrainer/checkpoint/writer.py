@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Final
 
-from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import CheckpointError
+from hooktrainer.ports import Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _SILENT_S: Final = 3.0

@@ -16,10 +16,10 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from hooktrainer._util.signals import Aborted
+from hooktrainer._util.streams import complain, make_lenient
 from hooktrainer.cli._leaving import exit_now, leave_with
 from hooktrainer.errors import ConfigError, HookTrainerError
-from hooktrainer.interrupts import Aborted
-from hooktrainer.stdio import complain, make_lenient
 
 __all__ = ["main"]
 

@@ -32,7 +32,7 @@ def _is_file(argument: str) -> bool:
 
 def load(args: argparse.Namespace) -> Config:
     """The configuration that the arguments describe; warnings go to standard error, once each."""
-    from hooktrainer.config import ConfigWarning, load_config
+    from hooktrainer.run.loading import ConfigWarning, load_config
 
     overrides = [argument for argument in args.config if "=" in argument and not _is_file(argument)]
     files = [argument for argument in args.config if argument not in overrides]

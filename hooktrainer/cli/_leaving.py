@@ -9,7 +9,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from hooktrainer.stdio import complain
+from hooktrainer._util.streams import complain
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -7,9 +7,9 @@ import atexit
 import gc
 import os
 
+from hooktrainer._util.signals import handled
+from hooktrainer._util.streams import complain, say
 from hooktrainer.cli._config import add_config_arguments, load
-from hooktrainer.interrupts import handled
-from hooktrainer.stdio import complain, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     config = load(args)
-    from hooktrainer.compose import build_trainer
+    from hooktrainer.run.compose import build_trainer
 
     names = ", ".join(entry.name for entry in config.plugins if entry.enabled)
     say(f"plugins: {names or 'none'}\n")

@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _all_places() -> list[tuple[str, str]]:
-    from hooktrainer.config import registry
     from hooktrainer.config.sections import section_classes
+    from hooktrainer.run import registry
 
     named = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
     return [*named, *((_SECTIONS, name) for name in section_classes())]
@@ -61,8 +61,8 @@ def _places_of(wanted: str) -> list[tuple[str, str]]:
 
 
 def _class_of(group: str, name: str) -> type:
-    from hooktrainer.config import registry
     from hooktrainer.config.sections import section_classes
+    from hooktrainer.run import registry
 
     if group == _SECTIONS:
         return section_classes()[name]
@@ -70,7 +70,7 @@ def _class_of(group: str, name: str) -> type:
 
 
 def _lines(group: str, name: str) -> Iterator[str]:
-    from hooktrainer.config.option_docs import options_of, summary
+    from hooktrainer.run.option_docs import options_of, summary
 
     try:
         cls = _class_of(group, name)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
+from hooktrainer._util.imports import described
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean
-from hooktrainer.modules import described
 
 
 @attrs.frozen

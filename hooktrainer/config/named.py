@@ -11,11 +11,10 @@ import attrs
 
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import init_fields
-from hooktrainer.config.registry import COMPONENTS, Kind
 from hooktrainer.config.scalars import INVALID, Unread
 from hooktrainer.config.schema import HINT, convert, read, read_fields, salvaged
-from hooktrainer.config.short_forms import instance_name
-from hooktrainer.plugin import Priority
+from hooktrainer.config.short_forms import COMPONENTS, Kind, instance_name
+from hooktrainer.events import Priority
 
 _RESERVED: Final = ("name", "enabled", "priority")
 _BANDS: Final = ", ".join(f"{band.name} {band.value}" for band in Priority)

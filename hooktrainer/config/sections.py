@@ -11,11 +11,11 @@ from attrs.validators import ge, le, lt, optional
 from hooktrainer.algorithms.options import Algorithm
 from hooktrainer.config.fields import field_type
 from hooktrainer.config.named import Named, PluginEntry, Use
-from hooktrainer.config.registry import COMPONENTS
 from hooktrainer.config.schema import HINT
+from hooktrainer.config.short_forms import COMPONENTS
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.learner.options import CriticOptions, Optim
-from hooktrainer.limits import Limits
+from hooktrainer.replay.options import Limits
 
 
 def _is_folder(_instance: object, _attribute: object, value: str) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
 
 from hooktrainer.algorithms.registry import FUNCTIONS
-from hooktrainer.config.registry import COMPONENTS
 from hooktrainer.events import snake_case
 
+Kind: TypeAlias = Literal["plugins", "tasks", "models", "engines", "sinks"]
+COMPONENTS: Final[Mapping[str, Kind]] = MappingProxyType({"task": "tasks", "model": "models", "rollout": "engines"})
+"""The sections of a configuration that name one class."""
 _FILE_USE: Final = re.compile(r"(?P<file>[^:$][^$]*\.py):\w+")
 
 

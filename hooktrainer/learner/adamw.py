@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from hooktrainer.learner.distributed import Ranks
 from hooktrainer.learner.options import Optim
-from hooktrainer.learner.ranks import Ranks
 
 _EPS: Final = 1e-8
 

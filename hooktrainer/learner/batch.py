@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hooktrainer.groups import Group, Prompt, Tokens, Trajectory
+from hooktrainer.ports import Group, Prompt, Tokens, Trajectory
 
 
 @attrs.frozen(eq=False)

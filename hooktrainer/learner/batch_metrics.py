@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hooktrainer.groups import Group
 from hooktrainer.metrics import Max, Mean, Metric, Min, Sum
+from hooktrainer.ports import Group
 
 
 def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:

@@ -21,12 +21,12 @@ from hooktrainer.algorithms.returns import token_rewards
 from hooktrainer.algorithms.shaping import overlong_penalty
 from hooktrainer.errors import ConfigError, Fault, NonFiniteError
 from hooktrainer.learner.batch import PaddedBatch
-from hooktrainer.learner.bound import Functions
 from hooktrainer.learner.critic import Critic
+from hooktrainer.learner.distributed import Ranks
 from hooktrainer.learner.forward import logprobs_of, over_all, states_of
+from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import Cut
 from hooktrainer.learner.proximal import ProximalPolicy
-from hooktrainer.learner.ranks import Ranks
 from hooktrainer.models.policy import in_eval_mode
 
 _OF_ANSWERS: Final = {"rewards", "groups", "lengths"}

@@ -17,12 +17,12 @@ from hooktrainer.algorithms.kl import kl
 from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 from hooktrainer.algorithms.masking import selected
 from hooktrainer.algorithms.options import Algorithm
-from hooktrainer.learner.bound import Functions, constants
-from hooktrainer.learner.correction import Correction
 from hooktrainer.learner.critic import value_loss
 from hooktrainer.learner.experience import Experience, Models
 from hooktrainer.learner.forward import logits_of, states_of, trunk_of
+from hooktrainer.learner.functions import Functions, constants
 from hooktrainer.learner.micro_batches import Cut
+from hooktrainer.learner.off_policy import Correction
 from hooktrainer.learner.options import CriticOptions
 
 if TYPE_CHECKING:

@@ -13,26 +13,26 @@ from torch import Tensor, nn
 
 from hooktrainer.algorithms.options import Algorithm
 from hooktrainer.errors import NonFiniteError
-from hooktrainer.groups import Floats, Group, Tokens
-from hooktrainer.host import to_host
 from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.batch_metrics import batch_metrics
-from hooktrainer.learner.bound import Functions
 from hooktrainer.learner.critic import Critic
+from hooktrainer.learner.distributed import Ranks
 from hooktrainer.learner.experience import Experience, Models, Preparation
 from hooktrainer.learner.finite import is_finite
 from hooktrainer.learner.forward import frozen_copy
-from hooktrainer.learner.kept import kept_state, restore
+from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import cuts
 from hooktrainer.learner.objective import Objective
 from hooktrainer.learner.options import CriticOptions, Optim
 from hooktrainer.learner.proximal import ProximalPolicy
-from hooktrainer.learner.ranks import Ranks
+from hooktrainer.learner.state import kept_state, restore
 from hooktrainer.learner.update_metrics import update_metrics
 from hooktrainer.metrics import Last, Metric, Sum
+from hooktrainer.metrics.transfer import to_host
 from hooktrainer.models.lora import merged_state
 from hooktrainer.models.scoring import token_logprobs
+from hooktrainer.ports import Floats, Group, Tokens
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
-from hooktrainer.groups import Floats, Tokens
 from hooktrainer.models.policy import Policy, in_eval_mode
+from hooktrainer.ports import Floats, Tokens
 
 
 @torch.no_grad()

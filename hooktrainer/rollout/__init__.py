@@ -1,1 +1,17 @@
+"""Rollout engines: sample trajectories with a copy of the published weights."""
 
+from __future__ import annotations
+
+__all__ = [
+    "decode_batch",
+    "engine",
+    "generation",
+    "inline",
+    "options",
+    "process",
+    "sampler",
+    "scheduler",
+    "stats",
+    "thread",
+    "worker_loop",
+]

@@ -6,15 +6,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hooktrainer.groups import Floats, Prompt, Tokens, Trajectory
-from hooktrainer.ports import ReplayBuffer
-from hooktrainer.rollout.meter import Meter
-from hooktrainer.rollout.serving import Server, Source
+from hooktrainer.ports import Floats, Prompt, ReplayBuffer, Tokens, Trajectory
+from hooktrainer.rollout.stats import Meter
+from hooktrainer.rollout.worker_loop import Server, Source
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights
-    from hooktrainer.rollout.generator import Generator
-    from hooktrainer.rollout.weights import DoubleBuffer
+    from hooktrainer.rollout.generation import Generator
+    from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
 
 class Engine:

@@ -14,8 +14,8 @@ from hooktrainer.tasks.tokenizer import CharTokenizer
 if TYPE_CHECKING:
     from torch import nn
 
-    from hooktrainer.rollout.generator import Generator
-    from hooktrainer.rollout.weights import DoubleBuffer
+    from hooktrainer.rollout.generation import Generator
+    from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
 COUNT = and_(instance_of(int), ge(1))
 
@@ -47,8 +47,8 @@ class Sampling:
     ) -> tuple[Generator, DoubleBuffer]:
         """What an engine of this process works with; `policy` makes a new module of the learner's architecture."""
         from hooktrainer.models.policy import full_state
-        from hooktrainer.rollout.generator import Generator
-        from hooktrainer.rollout.weights import DoubleBuffer, Modules
+        from hooktrainer.rollout.generation import Generator
+        from hooktrainer.weight_sync.double_buffer import DoubleBuffer, Modules
 
         modules = Modules(policy, self.sync_timeout_s)
         generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=self)

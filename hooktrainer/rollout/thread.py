@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from hooktrainer.errors import RolloutError
-from hooktrainer.groups import FailureReason, Group, Trajectory
-from hooktrainer.ports import ReplayBuffer, RolloutEngine, Task
+from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Task, Trajectory
 from hooktrainer.rollout.engine import Engine
 from hooktrainer.rollout.options import COUNT, Sampling
 from hooktrainer.tasks.tokenizer import CharTokenizer
@@ -21,8 +20,8 @@ from hooktrainer.tasks.tokenizer import CharTokenizer
 if TYPE_CHECKING:
     from torch import nn
 
-    from hooktrainer.rollout.generator import Generator
-    from hooktrainer.rollout.weights import DoubleBuffer
+    from hooktrainer.rollout.generation import Generator
+    from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
 
 _LOG: Final = logging.getLogger("hooktrainer")

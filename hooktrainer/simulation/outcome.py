@@ -7,7 +7,7 @@ from typing import Self
 
 import attrs
 
-from hooktrainer.ledger import Ledger
+from hooktrainer.replay.ledger import Ledger
 from hooktrainer.simulation.ports import SimulatedEngine
 
 

@@ -10,10 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from hooktrainer.errors import StarvedError
-from hooktrainer.groups import Batch, Floats, Group, Lost, Prompt, Tokens, Trajectory
-from hooktrainer.limits import Limits
-from hooktrainer.ports import ReplayBuffer, WeightHolder
-from hooktrainer.replay import GroupBuffer
+from hooktrainer.ports import Batch, Floats, Group, Lost, Prompt, ReplayBuffer, Tokens, Trajectory, WeightHolder
+from hooktrainer.replay.buffer import GroupBuffer
+from hooktrainer.replay.options import Limits
 from hooktrainer.simulation.virtual_clock import VirtualClock
 
 TOKENS_PER_SECOND: Final = 1000

@@ -7,13 +7,12 @@ from functools import partial
 
 import attrs
 
-from hooktrainer.binding import Ports
+from hooktrainer.bus.binding import Ports
+from hooktrainer.bus.handlers import Entry
 from hooktrainer.config import TrainerConfig
-from hooktrainer.groups import Group
-from hooktrainer.hooks import Entry
-from hooktrainer.limits import Limits
 from hooktrainer.plugin import Plugin
-from hooktrainer.ports import PromptSource
+from hooktrainer.ports import Group, PromptSource
+from hooktrainer.replay.options import Limits
 from hooktrainer.simulation.outcome import Outcome
 from hooktrainer.simulation.plugins import SimulatedSync, StalenessCounter
 from hooktrainer.simulation.ports import (

@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import attrs
 
-from hooktrainer.config import Config, build_parts
+from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.plan import Plan
+from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError, RunError
 from hooktrainer.events import FitStart
-from hooktrainer.hooks import Entry
-from hooktrainer.plan import Plan
 from hooktrainer.plugin import option_fields
+from hooktrainer.run.parts import build_parts
 from hooktrainer.simulation.outcome import Outcome
 from hooktrainer.simulation.run import Simulation
 from hooktrainer.simulation.schedule import Schedule

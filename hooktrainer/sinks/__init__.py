@@ -1,1 +1,5 @@
+"""Sinks: where the rows of a run are written."""
 
+from __future__ import annotations
+
+__all__ = ["console", "dashboard", "jsonl"]

@@ -12,9 +12,9 @@ import attrs
 from rich.console import Console
 from rich.live import Live
 
-from hooktrainer.record import Row
+from hooktrainer._util.streams import give_up_stdout
+from hooktrainer.metrics.record import Row
 from hooktrainer.sinks.dashboard import STEP_TIME, Dashboard
-from hooktrainer.stdio import give_up_stdout
 
 _FIELDS: Final[Mapping[str, str]] = {
     "critic/score/mean": "score {:>7.3g}",

@@ -14,10 +14,10 @@ from typing import Final
 
 import attrs
 
-from hooktrainer import files
+from hooktrainer._util import files
 from hooktrainer.errors import RecordError
 from hooktrainer.metrics import number
-from hooktrainer.record import Row
+from hooktrainer.metrics.record import Row
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _TAIL: Final = 2**16

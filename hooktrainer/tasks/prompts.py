@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from hooktrainer.errors import CheckpointError
-from hooktrainer.groups import Prompt
-from hooktrainer.ports import Task
+from hooktrainer.ports import Prompt, Task
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
 

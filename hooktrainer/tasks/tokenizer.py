@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from hooktrainer.errors import ConfigError
-from hooktrainer.groups import Tokens
+from hooktrainer.ports import Tokens
 
 UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
 """What a special token reads as in the middle of an answer, so that it is never worth anything."""

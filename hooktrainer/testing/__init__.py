@@ -6,19 +6,25 @@ def test_it_stops_above_its_limit() -> None:
     assert bus.control.reason == "ppo_kl above 0.2"
 """
 
-from hooktrainer.testing.contract import check_order_independent, check_plugin, fake_ports
-from hooktrainer.testing.fake_bus import FakeBus
-from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
-from hooktrainer.testing.fake_state import FakeRunState
-from hooktrainer.testing.fakes import (
-    FakeBuffer,
-    FakeKLControl,
-    FakeLearner,
-    FakePrompts,
-    FakeSink,
-    FakeTask,
-    ManualClock,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hooktrainer.testing.contract import check_order_independent, check_plugin, fake_ports
+    from hooktrainer.testing.fake_bus import FakeBus
+    from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
+    from hooktrainer.testing.fake_state import FakeRunState
+    from hooktrainer.testing.fakes import (
+        FakeBuffer,
+        FakeKLControl,
+        FakeLearner,
+        FakePrompts,
+        FakeSink,
+        FakeTask,
+        ManualClock,
+    )
 
 __all__ = [
     "FakeBuffer",
@@ -36,3 +42,24 @@ __all__ = [
     "check_plugin",
     "fake_ports",
 ]
+
+_HOMES = {
+    "FakeBus": "fake_bus",
+    "FakeEngine": "fake_engine",
+    "FakeRunState": "fake_state",
+    "FakeTransport": "fake_engine",
+    "check_order_independent": "contract",
+    "check_plugin": "contract",
+    "fake_ports": "contract",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used: pytest loads this package in every project, for its fixture."""
+    if name not in __all__:
+        raise AttributeError(f"module 'hooktrainer.testing' has no attribute '{name}'")
+    return getattr(import_module(f"hooktrainer.testing.{_HOMES.get(name, 'fakes')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

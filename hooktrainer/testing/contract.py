@@ -10,17 +10,18 @@ from typing import Any, Final
 
 import attrs
 
-from hooktrainer.binding import Ports
+from hooktrainer.bus.binding import Ports
+from hooktrainer.bus.handlers import Entry, handlers_of
 from hooktrainer.checkpoint.codec import decode, encode
-from hooktrainer.checkpoint.snapshot import Snapshot
-from hooktrainer.config import TrainerConfig, build_parts, config_from_mapping
-from hooktrainer.config.option_docs import options_of
+from hooktrainer.checkpoint.run_state import RunPlace
+from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import CheckpointError, PlanError
 from hooktrainer.events import EVENTS, FitStart
-from hooktrainer.hooks import Entry, handlers_of
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
-from hooktrainer.ports import KLControl
-from hooktrainer.run_state import RunPlace
+from hooktrainer.ports import KLControl, Snapshot
+from hooktrainer.run.loading import config_from_mapping
+from hooktrainer.run.option_docs import options_of
+from hooktrainer.run.parts import build_parts
 from hooktrainer.testing.fake_bus import STANDARD, FakeBus
 from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
 from hooktrainer.testing.fakes import (
@@ -32,7 +33,7 @@ from hooktrainer.testing.fakes import (
     ManualClock,
 )
 from hooktrainer.trainer import Trainer
-from hooktrainer.weights.checksums import checksum
+from hooktrainer.weight_sync.checksums import checksum
 
 _STATE: Final = "state"
 _TIMES: Final = ("timing_s/", "timing_per_token_ms/", "perf/")

@@ -7,16 +7,16 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 
-from hooktrainer.bus import Bus
+from hooktrainer.bus.bus import Bus
+from hooktrainer.bus.control import ROW
+from hooktrainer.bus.handlers import Entry, handlers_of
+from hooktrainer.bus.plan import MADE_BY_THE_CORE, Plan
 from hooktrainer.errors import ConfigError, PlanError, SyncError, did_you_mean
 from hooktrainer.events import EVENTS, Control, Event, FitEnd, FitStart, StepEnd, StepEvent, WeightsSynced
-from hooktrainer.handles import ROW
-from hooktrainer.hooks import Entry, handlers_of
-from hooktrainer.host import joined
 from hooktrainer.metrics import Value
-from hooktrainer.plan import MADE_BY_THE_CORE, Plan
+from hooktrainer.metrics.record import Record, Row
+from hooktrainer.metrics.transfer import joined
 from hooktrainer.plugin import Plugin, Priority, on
-from hooktrainer.record import Record, Row
 
 E = TypeVar("E", bound=Event)
 Place: TypeAlias = tuple[type[Event], int]

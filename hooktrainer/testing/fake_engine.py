@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hooktrainer.groups import Floats, Group, Prompt, Tokens, Trajectory
-from hooktrainer.ports import ReplayBuffer, WeightHolder
-from hooktrainer.transports.protocol import Attempt, VerifiedTransport
-from hooktrainer.weights.checksums import checksum
+from hooktrainer.ports import Floats, Group, Prompt, ReplayBuffer, Tokens, Trajectory, WeightHolder
+from hooktrainer.weight_sync.checksums import checksum
+from hooktrainer.weight_sync.protocol import Attempt, VerifiedTransport
 
 
 def scores_of(weights: Mapping[str, Any], tokens: Tokens) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from hooktrainer.checkpoint.codec import decode, encode
-from hooktrainer.checkpoint.snapshot import Snapshot
+from hooktrainer.ports import Snapshot
 
 
 @attrs.define(kw_only=True)

@@ -8,11 +8,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from hooktrainer.groups import Floats, Group, Prompt, Tokens
-from hooktrainer.limits import Limits
-from hooktrainer.ports import Clock, StalenessPolicy
-from hooktrainer.record import Row
-from hooktrainer.replay import GroupBuffer
+from hooktrainer.metrics.record import Row
+from hooktrainer.ports import Clock, Floats, Group, Prompt, StalenessPolicy, Tokens
+from hooktrainer.replay.buffer import GroupBuffer
+from hooktrainer.replay.options import Limits
 from hooktrainer.testing.fake_engine import scores_of
 
 

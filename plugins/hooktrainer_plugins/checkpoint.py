@@ -13,14 +13,13 @@ import attrs
 from attrs.validators import ge, gt, in_
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.checkpoint.store import Best, Found, Store, find
 from hooktrainer.checkpoint.writer import Writer
 from hooktrainer.errors import CheckpointError, did_you_mean
 from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord, StepStart
+from hooktrainer.metrics.record import Row, could_have
 from hooktrainer.plugin import port
-from hooktrainer.ports import RunState
-from hooktrainer.record import Row, could_have
+from hooktrainer.ports import RunState, Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
 

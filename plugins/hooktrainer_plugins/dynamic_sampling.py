@@ -12,10 +12,9 @@ import attrs
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import FitStart, IterationEnd
-from hooktrainer.groups import Group
 from hooktrainer.metrics import Counts, Mean, Rate, Sum
 from hooktrainer.plugin import port, state
-from hooktrainer.ports import ReplayBuffer
+from hooktrainer.ports import Group, ReplayBuffer
 
 if TYPE_CHECKING:
     from hooktrainer.config import Config

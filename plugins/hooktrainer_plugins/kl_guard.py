@@ -11,8 +11,8 @@ from attrs.validators import ge, gt, in_
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import MissingMetricError, did_you_mean
 from hooktrainer.events import StepEnd
+from hooktrainer.metrics.record import Row, could_have
 from hooktrainer.plugin import state
-from hooktrainer.record import Row, could_have
 
 _LOG: Final = logging.getLogger("hooktrainer")
 

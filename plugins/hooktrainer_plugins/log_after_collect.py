@@ -9,12 +9,13 @@ from typing import Final
 
 import attrs
 
-from hooktrainer import Plugin, Priority, files, on
+from hooktrainer import Plugin, Priority, on
+from hooktrainer._util import files
 from hooktrainer.errors import carry
 from hooktrainer.events import FitEnd, FitStart, StepEnd
+from hooktrainer.metrics.record import Row
 from hooktrainer.plugin import port
 from hooktrainer.ports import RunState, Sink
-from hooktrainer.record import Row
 
 _LOG: Final = logging.getLogger("hooktrainer")
 

@@ -13,12 +13,11 @@ import attrs
 from attrs.validators import ge, gt, in_
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import RunError, did_you_mean
 from hooktrainer.events import IterationEnd, StepStart
 from hooktrainer.metrics import Sum, plain
 from hooktrainer.plugin import port, state
-from hooktrainer.ports import RunState
+from hooktrainer.ports import RunState, Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution

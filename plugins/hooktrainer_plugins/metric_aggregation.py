@@ -5,10 +5,10 @@ from __future__ import annotations
 import attrs
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.derived import derive
 from hooktrainer.events import FitEnd, IterationEnd, StepEnd
 from hooktrainer.metrics import Last
-from hooktrainer.rules import RuleTable
+from hooktrainer.metrics.derived import derive
+from hooktrainer.metrics.reduction import RuleTable
 
 
 @attrs.define(kw_only=True)

@@ -9,12 +9,11 @@ import attrs
 from attrs.validators import ge, in_
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.checkpoint.snapshot import Snapshot
 from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.events import FitStart, IterationEnd, StepStart
 from hooktrainer.metrics import Sum, plain
 from hooktrainer.plugin import port, state
-from hooktrainer.ports import Learner, RunState
+from hooktrainer.ports import Learner, RunState, Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
 SKIPPED: Final = "actor/skipped_updates"

@@ -13,7 +13,7 @@ from hooktrainer.events import FitStart, IterationEnd, StepEnd
 from hooktrainer.metrics import Max, Mean, Metric, Min, Sum, plain
 from hooktrainer.plugin import port
 from hooktrainer.ports import ReplayBuffer
-from hooktrainer.strategies import Strategy, strategy
+from hooktrainer.replay.strategies import Strategy, strategy
 
 if TYPE_CHECKING:
     from hooktrainer.config import Config

@@ -8,10 +8,9 @@ import attrs
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import FitStart, StepEnd
-from hooktrainer.groups import Prompt
 from hooktrainer.metrics import Mean, Sum
 from hooktrainer.plugin import port
-from hooktrainer.ports import Clock, PromptSource, RolloutEngine
+from hooktrainer.ports import Clock, Prompt, PromptSource, RolloutEngine
 
 
 @attrs.define(kw_only=True)

@@ -13,10 +13,9 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import SyncError
 from hooktrainer.events import FitStart, StepEnd, WeightsSynced
 from hooktrainer.metrics import Sum
+from hooktrainer.metrics.reduction import RuleTable
 from hooktrainer.plugin import port
-from hooktrainer.ports import Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, WeightTransport
-from hooktrainer.rules import RuleTable
-from hooktrainer.weights.canary import Canary
+from hooktrainer.ports import Canary, Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, WeightTransport
 
 _LONGEST_CANARY: Final = 8
 

@@ -16,7 +16,7 @@ import sys
 import attrs, blinker
 from hooktrainer import Bus, Plugin, on
 from hooktrainer.events import StepEnd
-from hooktrainer.hooks import Entry
+from hooktrainer.bus.handlers import Entry
 called = []
 @attrs.define
 class Named(Plugin):

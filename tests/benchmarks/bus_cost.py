@@ -13,8 +13,8 @@ import attrs
 import blinker
 
 from hooktrainer import Bus, Plugin, on
+from hooktrainer.bus.handlers import Entry
 from hooktrainer.events import StepEnd
-from hooktrainer.hooks import Entry
 
 HANDLERS, SENDS, ROUNDS = 10, 5_000, 15
 

@@ -23,8 +23,8 @@ import attrs
 import torch
 
 from hooktrainer import build_trainer
-from hooktrainer.config import config_from_mapping
-from hooktrainer.groups import Group
+from hooktrainer.ports import Group
+from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.tasks.sort_digits import SortDigits
 
 ROUNDS, BATCHES, SIZE = 7, 8, 16

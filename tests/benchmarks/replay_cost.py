@@ -11,10 +11,10 @@ from time import perf_counter
 
 import numpy as np
 
-from hooktrainer.dispatch import Dispatcher
-from hooktrainer.groups import Prompt, Trajectory
-from hooktrainer.replay import GroupBuffer
-from hooktrainer.strategies import Drop
+from hooktrainer.ports import Prompt, Trajectory
+from hooktrainer.replay.buffer import GroupBuffer
+from hooktrainer.replay.dispatcher import Dispatcher
+from hooktrainer.replay.strategies import Drop
 from hooktrainer.testing import FakePrompts
 
 BATCH, STALE, ROUNDS = 32, 32, 7

@@ -23,12 +23,12 @@ import torch
 from hooktrainer.models.decoder import Decoder
 from hooktrainer.models.policy import full_state
 from hooktrainer.models.scoring import token_logprobs
-from hooktrainer.rollout.process import Process
+from hooktrainer.ports import Canary
+from hooktrainer.rollout.process.engine import Process
 from hooktrainer.tasks.addition import Addition
 from hooktrainer.tasks.tokenizer import CharTokenizer
-from hooktrainer.transports.same_host import SameHost
-from hooktrainer.weights import checksums
-from hooktrainer.weights.canary import Canary
+from hooktrainer.weight_sync import checksums
+from hooktrainer.weight_sync.same_host import SameHost
 
 ROUNDS = 15
 TASK = Addition()

@@ -1,0 +1,84 @@
+"""How a run ends: everyone is told, everything is closed, and the first error of the run is the one that leaves it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, TypeAlias
+
+import attrs
+
+from hooktrainer._util.signals import Aborted, Interrupts, Mode, handled
+from hooktrainer.errors import carry
+
+Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted", "failed"]
+_LOG: Final = logging.getLogger("hooktrainer")
+
+
+@attrs.frozen
+class Outcome:
+    """How the loop was left."""
+
+    status: Status
+    """A status of `fit_end`."""
+    reason: str
+    failure: BaseException | None = None
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupts]:
+    """Handle signals; one that comes while the run is ending is raised once it has ended."""
+    with handled() as interrupts:
+        before, interrupts.mode = interrupts.mode, Mode.HELD
+        try:
+            yield interrupts
+        finally:
+            interrupts.mode = before
+        interrupts.raise_it()
+
+
+def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> Outcome:
+    """Run the loop, the only part of a run that the first signal breaks off."""
+    try:
+        interrupts.mode = Mode.SOON
+        status, reason = loop()
+        interrupts.mode = Mode.HELD
+    except Aborted:
+        raise
+    except BaseException as error:  # noqa: BLE001 (raised by `finish`)
+        interrupts.mode = Mode.HELD
+        end = interrupts.end_by(error)
+        if (number := interrupts.number) is not None and not interrupts.came_before_signals(error):
+            # The signal came first; what broke since then broke because of it.
+            if error is not end:
+                _LOG.warning("after %s there was another error: %s", number.name, _line(error))
+                carry(end, error, f"after {number.name}")
+            return Outcome("interrupted", number.name, end)
+        return Outcome("failed" if isinstance(error, Exception) else "interrupted", _line(error), error)
+    return Outcome(status, reason)
+
+
+def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Callable[[], None]) -> None:
+    """Take every action, whatever becomes of the others; then raise what came first, an error of the run or a signal.
+
+    A signal says nothing of the errors that are noted on it: they are shown as they come.
+    """
+    for action in actions:
+        try:
+            action()
+        except Aborted:
+            raise
+        except BaseException as error:  # noqa: BLE001 (raised below)
+            if failure is None:
+                failure = interrupts.end_by(error)
+            if failure is not error:
+                carry(failure, error, "at the end of the run")
+                if not isinstance(failure, Exception):
+                    _LOG.warning("at the end of the run there was an error: %s", _line(error), exc_info=error)
+    if failure is not None:
+        raise failure
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,7 @@
+"""The event bus: orders the handlers of all plugins, checks that order, and calls them."""
+
+from __future__ import annotations
+
+from hooktrainer.bus.bus import Bus
+
+__all__ = ["Bus", "binding", "control", "handlers", "plan", "plan_text", "timing"]

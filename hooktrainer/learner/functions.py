@@ -1,0 +1,123 @@
+"""The functions that the `algorithm` section names, with the inputs that the learner has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import torch
+
+from hooktrainer.algorithms import registry
+from hooktrainer.algorithms import result_checks as returned
+from hooktrainer.algorithms.advantages import check_epsilon
+from hooktrainer.algorithms.aggregation import Totals
+from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.shaping import overlong_penalty
+from hooktrainer.errors import ConfigError, Fault
+
+
+@attrs.frozen
+class Functions:
+    """All of them; what is wrong with their options is known before the first update."""
+
+    advantages: registry.Bound
+    policy_loss: registry.Bound
+    aggregation: registry.Bound
+    weight: registry.Bound | None
+    """By proximal over behaviour policy."""
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, *, has_critic: bool, max_response_length: int | None) -> Functions:
+        """Bind them; what each call returns is looked at.
+
+        Raises `ConfigError` with the addresses of keys: for an input or option that is not there, an option that no
+        function takes, and bounds that a registered function refuses.
+        """
+        answers = {"rewards", "groups", "lengths", "mask", "token_rewards", "reduce"}
+        answers |= {"values"} if has_critic else set()
+        tokens = ("logprobs", "proximal", "behaviour", "advantages", "mask")
+        totals = ("values", "mask", "totals", "groups", *constants(max_response_length))
+        weighs = algorithm.behaviour_weight != "none"
+        made = cls(
+            advantages=_bound(algorithm, "adv_estimator", answers, algorithm.adv_args),
+            policy_loss=_bound(algorithm, "policy_loss", tokens, algorithm.policy_loss_args),
+            aggregation=_bound(algorithm, "loss_agg_mode", totals),
+            weight=_bound(algorithm, "behaviour_weight", ("log_ratio", "mask"), algorithm.behaviour_weight_args)
+            if weighs
+            else None,
+        )
+        faults = [
+            *made._untaken(algorithm),
+            *made._refused(max_response_length),
+            *_penalty(algorithm, max_response_length),
+        ]
+        if faults:
+            raise ConfigError(faults)
+        return made
+
+    def _untaken(self, algorithm: Algorithm) -> Iterator[Fault]:
+        bound = [
+            each for each in (self.advantages, self.policy_loss, self.aggregation, self.weight) if each is not None
+        ]
+        for key in sorted(frozenset[str]().union(*registry.OPTIONS.values())):
+            value = getattr(algorithm, key)
+            if value is not None and not any(key in each.options for each in bound):
+                text = registry.taken_by_none(key, value, [each.name for each in bound])
+                yield Fault(f"algorithm.{key}", text)
+
+    def _refused(self, max_response_length: int | None) -> Iterator[Fault]:
+        """What registered functions say of their bounds, on one token; those of the user's own are left alone."""
+        token, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
+        inputs: dict[str, object] = dict.fromkeys(
+            ("logprobs", "proximal", "behaviour", "advantages", "values", "log_ratio"), token
+        )
+        inputs |= {"mask": mask, "totals": Totals(1, 1, (1,)), "groups": torch.zeros(1, dtype=torch.int64)}
+        inputs |= constants(max_response_length)
+        tried = {"policy_loss": self.policy_loss, "loss_agg_mode": self.aggregation, "behaviour_weight": self.weight}
+        for key, bound in tried.items():
+            if bound is not None and bound.name in registry.FUNCTIONS[key]:
+                try:
+                    bound(inputs)
+                except ConfigError as error:
+                    yield from _at(f"algorithm.{key}", error)
+        if self.advantages.name in registry.ADVANTAGE_ESTIMATORS and "epsilon" in self.advantages.options:
+            try:
+                check_epsilon(self.advantages.options["epsilon"])
+            except ConfigError as error:
+                yield from _at("algorithm.adv_args.epsilon", error)
+
+
+def constants(max_response_length: int | None) -> Mapping[str, object]:
+    """What an aggregation may ask for that is the same in every update."""
+    return {} if max_response_length is None else {"max_response_length": max_response_length}
+
+
+def _bound(
+    algorithm: Algorithm, key: str, inputs: Collection[str], args: Mapping[str, Any] | None = None
+) -> registry.Bound:
+    section = {field.name: getattr(algorithm, field.name) for field in attrs.fields(Algorithm)}
+    try:
+        bound = registry.bind(section[key], registry.FUNCTIONS[key], inputs=inputs, section=section, args=args)
+    except ConfigError as error:
+        raise ConfigError([*_at(f"algorithm.{key}", error)]) from error
+    return attrs.evolve(bound, check=partial(returned.check, key, bound.name))
+
+
+def _penalty(algorithm: Algorithm, max_response_length: int | None) -> Iterator[Fault]:
+    buffer = algorithm.overlong_buffer
+    if buffer is None:
+        return
+    if max_response_length is None:
+        text = f"{buffer} tokens before the longest response, which the learner was not told: give max_response_length"
+        yield Fault("algorithm.overlong_buffer", text)
+        return
+    try:
+        overlong_penalty(torch.zeros(1), max_length=max_response_length, buffer=buffer)
+    except ConfigError as error:
+        yield from _at("algorithm.overlong_buffer", error)
+
+
+def _at(address: str, error: ConfigError) -> Iterator[Fault]:
+    return (Fault(address, fault.message) for fault in error.faults)

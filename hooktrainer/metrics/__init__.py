@@ -1,0 +1,51 @@
+"""Metrics that carry their own reduction, and the record of a step that collects them."""
+
+from __future__ import annotations
+
+from hooktrainer.metrics.derived import derive
+from hooktrainer.metrics.record import Derive, Record, Row, could_have
+from hooktrainer.metrics.reduction import RuleTable
+from hooktrainer.metrics.transfer import joined, to_host
+from hooktrainer.metrics.types import (
+    REDUCTIONS,
+    Counts,
+    Exact,
+    Last,
+    Max,
+    Mean,
+    Metric,
+    Min,
+    Rate,
+    Reduction,
+    Sum,
+    Value,
+    merge,
+    number,
+    plain,
+)
+
+__all__ = [
+    "REDUCTIONS",
+    "Counts",
+    "Derive",
+    "Exact",
+    "Last",
+    "Max",
+    "Mean",
+    "Metric",
+    "Min",
+    "Rate",
+    "Record",
+    "Reduction",
+    "Row",
+    "RuleTable",
+    "Sum",
+    "Value",
+    "could_have",
+    "derive",
+    "joined",
+    "merge",
+    "number",
+    "plain",
+    "to_host",
+]

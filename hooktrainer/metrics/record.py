@@ -1,0 +1,126 @@
+"""The record of a step: open while its metrics come in, sealed once into a row, then read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, TypeAlias
+
+from hooktrainer.errors import MetricError, MissingMetricError, RecordError, did_you_mean
+from hooktrainer.metrics.types import Metric, Value, merge
+
+_VALIDATION: Final = "val/"
+Row: TypeAlias = Mapping[str, Any]
+"""What a step came to, read-only: one float a key, or for `Counts` a mapping from values to counts."""
+Derive: TypeAlias = Callable[[Row], Mapping[str, Value]]
+"""Values recomputed from the reduced ones; None takes a key out."""
+
+
+def could_have(keys: Iterable[str], metric: str) -> bool:
+    """Whether rows with these keys would have the metric, if there is one: `val/...` is only in validated steps."""
+    return not metric.startswith(_VALIDATION) or any(key.startswith(_VALIDATION) for key in keys)
+
+
+class _Row(dict[str, Any]):
+    """The values of a row; a key that is not there is looked for among those that are."""
+
+    def __init__(self, step: int, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._step = step
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise MissingMetricError(
+            f"the row of step {self._step} has no '{key}'.{did_you_mean(key, self)} It may be absent in some steps, as "
+            f"validation is that runs every few: row.get('{key}')"
+        )
+
+
+class Record:
+    """All metrics of one step.
+
+    `before_seal` is asked for metrics at the moment of sealing, so that durations that end there are in their own row.
+    """
+
+    def __init__(self, step: int, before_seal: Callable[[], Mapping[str, Metric]] = dict) -> None:
+        self.step = step
+        self._before_seal = before_seal
+        self._metrics: dict[str, Metric] = {}
+        self._writers: dict[str, str] = {}
+        self._row: Row | None = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the row is final."""
+        return self._row is not None
+
+    @property
+    def empty(self) -> bool:
+        """Whether no metric was added yet."""
+        return not self._metrics
+
+    @property
+    def row(self) -> Row:
+        """The sealed row. Raises `RecordError` while the record is open."""
+        if self._row is None:
+            raise RecordError(
+                f"the row of step {self.step} was read before it was sealed. Read it on step_end after REDUCE, "
+                'and declare needs=["metrics.row"] so that the plan checks it.'
+            )
+        return self._row
+
+    def add(self, metrics: Mapping[str, Metric], writer: str = "the core") -> None:
+        """Merge metrics into the record.
+
+        Raises `RecordError` once sealed, `MetricError` if a value is no Metric or a name already has another reduction;
+        nothing is merged then.
+        """
+        if self.sealed:
+            raise RecordError(f"{writer} added {', '.join(metrics)} to step {self.step} after its row was sealed")
+        for key, metric in metrics.items():
+            self._check(key, metric, writer)
+        for key, metric in metrics.items():
+            known = self._metrics.get(key)
+            self._metrics[key] = metric if known is None else merge(known, metric)
+            self._writers.setdefault(key, writer)
+
+    def _check(self, key: object, metric: object, writer: str) -> None:
+        if not isinstance(key, str) or key == "step":
+            raise MetricError(f"{writer} added a metric under {key!r}; a key is a text, and 'step' is the row's own")
+        if not isinstance(metric, Metric):
+            raise MetricError(
+                f"{writer} added {key!r} as a plain {type(metric).__name__}; the record takes metrics that carry "
+                "their reduction: Mean, Sum, Max, Min, Last, Rate or Counts."
+            )
+        known = self._metrics.get(key)
+        if known is not None and type(known) is not type(metric):
+            raise MetricError(
+                f"metric {key!r} has two reductions: {type(known).__name__} from {self._writers[key]}, "
+                f"{type(metric).__name__} from {writer}"
+            )
+
+    def _add_last(self) -> None:
+        """Add what is measured at the seal, once, also if a failed seal is tried again."""
+        last = self._before_seal()
+        self._before_seal = dict
+        for key in last.keys() & self._metrics.keys():
+            raise MetricError(f"{self._writers[key]} reports {key!r}, which the core measures itself; rename it")
+        self.add(last)
+
+    def seal(self, derive: Derive | None = None) -> Row:
+        """Reduce everything to the final row, NaN counts beside it; `derive` recomputes values from their parts."""
+        if self.sealed:
+            raise RecordError(f"the row of step {self.step} is sealed already")
+        self._add_last()
+        values = {key: metric.value for key, metric in self._metrics.items()}
+        row = {key: value for key, value in values.items() if value is not None}
+        row |= {f"nan/{key}": float(metric.nans) for key, metric in self._metrics.items() if metric.nans}
+        for key, value in (derive(MappingProxyType(row)) if derive else {}).items():
+            if value is None:
+                row.pop(key, None)
+            else:
+                row[key] = value
+        frozen = {
+            key: MappingProxyType(dict(value)) if isinstance(value, Mapping) else value for key, value in row.items()
+        }
+        self._row = MappingProxyType(_Row(self.step, frozen))
+        return self._row

@@ -1,0 +1,125 @@
+"""The reduction of plain numbers, which do not say how they are to be merged, by the name they have.
+
+The most specific rule wins, and a user's rule goes before a built-in one of the same kind:
+
+1. the exact key;
+2. the last path segment: what was thrown away is counted, else its whole words, split at `_`, decide. If several match,
+   the last one does: a name reads from the inside out, so that `max_mean` is the mean of maxima;
+3. the longest prefix, a key that ends in `/`;
+4. else the mean, weighted by the samples of the iteration.
+
+Words are never looked for inside other words: `terminal`, `summary` and `minmax_diff` are means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from hooktrainer.errors import ConfigError, Fault, MetricError, did_you_mean
+from hooktrainer.metrics.transfer import to_host
+from hooktrainer.metrics.types import REDUCTIONS, Counts, Last, Max, Mean, Metric, Min, Reduction, Sum, number
+
+_KEYS: Final[Mapping[str, Reduction]] = {
+    "training/global_step": Last,
+    "training/epoch": Last,
+    "training/rollout_probs_diff_valid": Last,
+    "perf/num_devices": Last,
+}
+_WORDS: Final[Mapping[str, Reduction]] = {
+    "max": Max, "min": Min, "mean": Mean, "avg": Mean, "sum": Sum, "total": Sum, "lr": Last, "version": Last,
+}  # fmt: skip
+_SPREADS: Final = frozenset({"median", "std", "var", "p50", "p90", "p95", "p99"})
+"""Statistics that no prefix may add up; they have no better merge than the mean."""
+_TALLIES: Final = ("evicted_samples", "dropped_samples")
+"""Last segments that count groups thrown away, for whatever reason the rest of the key names."""
+_PREFIXES: Final[dict[str, Reduction]] = {"timing_s/": Sum}
+_OF_TALLY: Final = "_staleness/mean"
+"""Behind the key of a tally: a mean over what it counted, and not over the samples of the iteration."""
+
+
+def _reductions(rules: Mapping[str, str]) -> dict[str, Reduction]:
+    if not isinstance(rules, Mapping):
+        raise ConfigError(f"rules must map keys to reductions, found {rules!r}")
+    faults = [
+        f"rule {key!r}: unknown reduction {name!r}; there are {', '.join(REDUCTIONS)}.{did_you_mean(name, REDUCTIONS)}"
+        for key, name in rules.items()
+        if str(name) not in REDUCTIONS
+    ]
+    if faults:
+        raise ConfigError([Fault("", fault) for fault in faults])
+    return {str(key): REDUCTIONS[name] for key, name in rules.items()}
+
+
+@attrs.frozen
+class RuleTable:
+    """Which reduction a plain number gets."""
+
+    user: dict[str, Reduction] = attrs.field(converter=_reductions, factory=dict)
+    """Rules from YAML, `{"reward/terminal": "last", "my/counters/": "sum"}`. Raises `ConfigError` with all faults."""
+
+    def reduction(self, key: str) -> Reduction:
+        """The kind of metric that a plain number under this key becomes."""
+        exact = self.user.get(key) or _KEYS.get(key)
+        if exact:
+            return exact
+        segment = key.rpartition("/")[2]
+        if segment in _TALLIES:
+            return Sum
+        words = segment.split("_")
+        for word in reversed(words):
+            if word in _WORDS:
+                return _WORDS[word]
+        prefixes = _PREFIXES | {prefix: kind for prefix, kind in self.user.items() if prefix.endswith("/")}
+        matching = [prefix for prefix in prefixes if key.startswith(prefix)]
+        return prefixes[max(matching, key=len)] if matching and _SPREADS.isdisjoint(words) else Mean
+
+    def metric(self, key: str, value: object, samples: float) -> Metric | None:
+        """The metric of one iteration; None for an empty list, which says nothing.
+
+        A list is first reduced to one value by its own rule (a mean: one vote each), so that an iteration with more
+        micro-batches weighs no more than its samples do. A mapping of values to counts is a histogram. A `Metric`
+        passes unchanged: to weigh by tokens, hand over `Mean.of(values, tokens)`. Raises `MetricError` naming the key
+        for anything else.
+        """
+        if isinstance(value, Metric):
+            return value
+        if isinstance(value, Mapping):
+            return _histogram(key, value)
+        kind = self.reduction(key)
+        if not isinstance(value, (list, tuple)):
+            plain = number(value, key)
+            return Mean.of([plain], [samples]) if kind is Mean else kind.of([plain])
+        if not value:
+            return None
+        numbers = [number(item, key) for item in value]
+        if kind is not Mean:
+            return kind.of(numbers)
+        votes = Mean.of(numbers)
+        once = Mean.of([votes.value], [samples]) if votes.nans < len(numbers) else Mean(0, 0)
+        return once.merge(Mean(0, 0, nans=votes.nans))
+
+    def to_metrics(self, values: Mapping[str, object], samples: float) -> dict[str, Metric]:
+        """All values of one iteration as metrics; `samples` are its trajectories, padding not counted."""
+        on_host = to_host(values)
+        metrics = {key: self.metric(key, value, self._weight(key, on_host, samples)) for key, value in on_host.items()}
+        return {key: metric for key, metric in metrics.items() if metric is not None}
+
+    def _weight(self, key: str, values: Mapping[str, object], samples: float) -> float:
+        tally = key.removesuffix(_OF_TALLY)
+        if tally == key or not tally.endswith(_TALLIES):
+            return samples
+        counted = self.metric(tally, values.get(tally, ()), samples)
+        count = counted.value if counted else None
+        # Without its count the mean gets one vote an iteration: the size of the batch says nothing about it.
+        return count if isinstance(count, float) and not math.isnan(count) else 1.0
+
+
+def _histogram(key: str, counts: Mapping[object, object]) -> Counts:
+    try:
+        return Counts(counts)
+    except MetricError as error:
+        raise MetricError(f"metric {key!r}: {error}") from error

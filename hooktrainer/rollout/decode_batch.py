@@ -1,0 +1,146 @@
+"""Answers that are decoded together, on one version of the weights.
+
+Shapes: R answers in work, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hooktrainer.ports import Prompt
+from hooktrainer.rollout.options import Sampling
+from hooktrainer.rollout.sampler import choose
+from hooktrainer.weight_sync.torn_reads import Echo
+
+if TYPE_CHECKING:
+    from hooktrainer.models.policy import Policy
+
+
+@attrs.define(eq=False)
+class Draft:
+    """An answer in the making."""
+
+    prompt: Prompt
+    number: int = -1
+    """Dispatch number of its group; -1 outside of any."""
+    draws: NDArray[np.float64] | None = None
+    """Random numbers, one a token; None takes the most likely tokens."""
+    tokens: list[int] = attrs.field(factory=list)
+    logprobs: list[float] = attrs.field(factory=list)
+    versions: list[int] = attrs.field(factory=list)
+    ended: bool = False
+    """Whether the end token was reached."""
+    complete: bool = False
+    """Whether it is ended or cut off."""
+    echoes: set[Echo] = attrs.field(factory=set)
+    """What its weights were, as of the moment when it left them."""
+
+    def restart(self) -> None:
+        """Forget what was answered so far."""
+        self.tokens.clear()
+        self.logprobs.clear()
+        self.versions.clear()
+        self.echoes.clear()
+        self.complete = self.ended = False
+
+
+class Lane:
+    """Drafts in dense rows: one that ends makes room at once, whatever the others have still to say."""
+
+    def __init__(
+        self,
+        model: Policy,
+        version: int,
+        *,
+        options: Sampling,
+        eos_id: int,
+        device: torch.device,
+        slots: int,
+        length: int,
+        echo: Callable[[], Echo],
+    ) -> None:
+        self.version = version
+        self._model = model
+        self._options = options
+        self._eos_id = eos_id
+        self._device = device
+        self._echo = echo
+        self._cache = model.new_cache(slots, length)
+        self._logits: Tensor | None = None
+        """Of the next token of every row, (R, V)."""
+        self.rows: list[Draft] = []
+
+    @torch.no_grad()
+    def admit(self, drafts: Sequence[Draft]) -> None:
+        """Read each prompt once, with what was answered before, and go on from there."""
+        keys = [id(draft) if draft.tokens else id(draft.prompt) for draft in drafts]
+        texts = dict(zip(keys, drafts, strict=True))
+        places = {key: place for place, key in enumerate(texts)}
+        rows = [places[key] for key in keys]
+        tokens, lengths = self._padded([[*draft.prompt.tokens.tolist(), *draft.tokens] for draft in texts.values()])
+        cache = self._model.new_cache(len(texts), tokens.shape[1])
+        logits = self._model.prefill(tokens, lengths, cache)[torch.tensor(rows, device=self._device)]
+        self._cache.append(cache, rows)
+        self._logits = logits if self._logits is None else torch.cat((self._logits, logits))
+        self.rows += drafts
+
+    @torch.no_grad()
+    def step(self) -> list[Draft]:
+        """One more token of every row; the drafts that it completed, which leave."""
+        assert self._logits is not None
+        tokens, logprobs = choose(self._logits, self._options.temperature, self._draws())
+        done = []
+        for row, (draft, token, logprob) in enumerate(zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True)):
+            draft.tokens.append(token)
+            draft.logprobs.append(logprob)
+            draft.versions.append(self.version)
+            draft.ended = token == self._eos_id
+            draft.complete = draft.ended or len(draft.tokens) == self._options.max_response_length
+            if draft.complete:
+                done.append(row)
+        complete = [self.rows[row] for row in done]
+        self._note_echo(complete)
+        if done:
+            tokens = self._drop(done, tokens)
+        self._logits = self._model.decode(tokens, self._cache) if self.rows else None
+        return complete
+
+    def leave(self) -> list[Draft]:
+        """The drafts that are still in work; they go on elsewhere."""
+        self._note_echo([draft for draft in self.rows if draft.tokens])
+        return self.rows
+
+    def _note_echo(self, drafts: Sequence[Draft]) -> None:
+        if drafts:
+            echo = self._echo()
+            for draft in drafts:
+                draft.echoes.add(echo)
+
+    def _draws(self) -> Tensor | None:
+        draws = [draft.draws[len(draft.tokens)] for draft in self.rows if draft.draws is not None]
+        return torch.tensor(draws, dtype=torch.float64, device=self._device) if draws else None
+
+    def _drop(self, done: Sequence[int], tokens: Tensor) -> Tensor:
+        """Fill the gaps with the last rows; gives the tokens of the rows that stay."""
+        gone = set(done)
+        left = len(self.rows) - len(done)
+        last = [row for row in range(left, len(self.rows)) if row not in gone]
+        gaps = dict(zip((row for row in done if row < left), last, strict=True))
+        order = [gaps.get(row, row) for row in range(left)]
+        self._cache.keep(order)
+        self.rows = [self.rows[row] for row in order]
+        return tokens[torch.tensor(order, dtype=torch.long, device=self._device)]
+
+    def _padded(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+        lengths = [len(text) for text in texts]
+        padded = np.zeros((len(texts), max(lengths)), dtype=np.int64)
+        for row, text in zip(padded, texts, strict=True):
+            row[: len(text)] = text
+        return torch.from_numpy(padded).to(self._device), lengths

@@ -1,0 +1,5 @@
+"""The process engine: worker processes that share one copy of the weights."""
+
+from __future__ import annotations
+
+__all__ = ["broadcast", "engine", "handle", "messages", "pool", "shared_memory", "worker"]

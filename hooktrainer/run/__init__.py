@@ -1,0 +1,5 @@
+"""A run: from YAML to a trainer. The only package that wires the others together."""
+
+from __future__ import annotations
+
+__all__ = ["compose", "directory", "loading", "option_docs", "parts", "registry"]

@@ -1,1 +1,0 @@
-"""What a weight sync works with: buckets on their way, checksums, what fits what, and the canary."""

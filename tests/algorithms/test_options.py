@@ -1,0 +1,280 @@
+"""The `algorithm` section: names, functions of the user's own, and keys that do not go together."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import yaml
+
+from helpers.config_yaml import PLUGINS
+from hooktrainer.algorithms import registry
+from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.errors import ConfigError
+from hooktrainer.run.loading import config_from_mapping, dump, load_config
+
+RECOMPUTE = {"proximal_policy": "recompute"}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+INPUTS = ("rewards", "groups", "lengths", "mask", "token_rewards")
+
+
+def faults(**sections: Mapping[str, object]) -> str:
+    mapping = {**yaml.safe_load(PLUGINS), **sections}
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping(mapping)
+    return str(caught.value)
+
+
+def test_the_defaults_are_plain_ppo_on_the_samplers_own_log_probabilities() -> None:
+    algorithm = Algorithm()
+    assert algorithm.proximal_policy == "bypass"
+    assert algorithm.behaviour_weight == "none"
+    assert algorithm.kl_coeff == algorithm.entropy_coeff == 0.0
+    assert algorithm.behaviour_weight_args == {}
+    assert algorithm.compares_answers
+    assert algorithm.wants_a_critic is False
+    assert Algorithm(adv_estimator="gae").wants_a_critic is True
+    assert Algorithm(adv_estimator="math:hypot").wants_a_critic is None
+
+
+def test_every_registered_name_is_a_function_that_its_inputs_and_options_fill() -> None:
+    inputs = {
+        "adv_estimator": (*INPUTS, "values", "reduce"),
+        "policy_loss": ("logprobs", "proximal", "behaviour", "advantages", "mask"),
+        "loss_agg_mode": ("values", "mask", "totals", "groups", "max_response_length"),
+        "behaviour_weight": ("log_ratio", "mask"),
+    }
+    section = attrs.asdict(Algorithm())
+    assert inputs.keys() == registry.FUNCTIONS.keys()
+    for key, names in registry.FUNCTIONS.items():
+        for name in names:
+            assert registry.bind(name, names, inputs=inputs[key], section=section).name == name
+    assert set(registry.ADVANTAGE_ESTIMATORS) > registry.GROUP_RELATIVE | registry.OF_A_CRITIC
+
+
+def test_options_come_from_the_section_then_from_arguments_then_from_the_function() -> None:
+    bound = registry.bind(
+        f"{__name__}:_advantage", {}, inputs=("rewards",), section={"gamma": 0.5}, args={"own": "1e-3"}
+    )
+    assert bound({"rewards": 1, "unused": 2}) == (1, 0.5, 0.001, 7.0)
+
+
+def _advantage(rewards: int, *, gamma: float = 9.0, own: float = 8.0, other: float = 7.0) -> tuple[float, ...]:
+    return rewards, gamma, own, other
+
+
+def _asks(lengts: int, *, needed: float) -> None: ...
+
+
+def _by_position(rewards: int, /) -> None: ...
+
+
+def _open(rewards: int, **more: float) -> Any:
+    return rewards, more
+
+
+def bind(name: str, **args: object) -> registry.Bound:
+    return registry.bind(
+        f"{__name__}:{name}",
+        registry.ADVANTAGE_ESTIMATORS,
+        inputs=INPUTS,
+        section={"gamma": 1.0, "low": None},
+        args=args,
+    )
+
+
+def test_what_nobody_gives_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError) as caught:
+        bind("_asks")
+    first, second = (fault.message for fault in caught.value.faults)
+    assert "asks for 'lengts', which nobody gives; there are groups, lengths, mask" in first
+    assert first.endswith("Did you mean 'lengths'?")
+    assert "asks for 'needed'" in second
+    assert bind("_open", power=2.0)({"rewards": 1}) == (1, {"power": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("_advantage", {"owm": 1.0}, "unknown argument 'owm'; .* takes other, own. Did you mean 'own'"),
+        ("_advantage", {"gamma": 1.0}, "'gamma' is a key of the algorithm section itself: write algorithm.gamma"),
+        ("_advantage", {"rewards": 1.0}, "'rewards' is an input of .* that the learner gives"),
+        ("_advantage", {"own": "much"}, "'own' of .* must be of type float, found 'much'"),
+        ("_advantage", {"own": True}, "must be of type float, found True"),
+        ("_by_position", {}, "takes rewards by position"),
+    ],
+)
+def test_an_argument_that_is_not_the_functions_is_an_error(name: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bind(name, **args)
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    found = faults(algorithm={"loss_agg_mode": "token-men", "policy_loss": "ppo_clp", "behaviour_weight": "tis_tokn"})
+    assert "algorithm.loss_agg_mode: 'token-men' is unknown; it takes token-mean, " in found
+    assert "Did you mean 'token-mean'?" in found
+    assert "Did you mean 'ppo_clip'?" in found
+    assert "it takes none, tis_token, " in found
+
+
+def test_a_function_of_the_user_is_found_by_module_and_by_file() -> None:
+    assert registry.resolve("math:hypot", registry.LOSS_AGG_MODES) is math.hypot
+    assert registry.resolve(f"{EXAMPLES}/my_losses.py:sapo", registry.POLICY_LOSSES).__name__ == "sapo"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("math:hypo", "math has no function 'hypo'"),
+        ("math:pi", "is a float, not a function"),
+        ("nowhere:pi", "there is no module 'nowhere'"),
+        (f"{EXAMPLES}/my_losses.py:sapoo", "has no function 'sapoo'. Did you mean 'sapo'?"),
+        (f"{EXAMPLES}/my_lossses.py:sapo", r"there is no file .*my_lossses.py. Did you mean 'my_losses.py'?"),
+    ],
+)
+def test_a_path_without_a_function_is_an_error(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        registry.resolve(name, registry.POLICY_LOSSES)
+
+
+def test_a_file_is_beside_the_yaml_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config(EXAMPLES / "04_loss.yaml")
+    assert config.algorithm.policy_loss == f"{EXAMPLES}/my_losses.py:sapo"
+    assert config.algorithm.policy_loss_args == {"tau_neg": 1.05}
+
+
+def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
+    everything = {
+        "adv_estimator": "maxrl",
+        "adv_args": {"epsilon": 1e-4},
+        "clip_ratio_c": 3.0,
+        "behaviour_weight": "icepop",
+        "behaviour_weight_low": 0.5,
+        "behaviour_weight_high": 2,
+        "rejection": {"seq_mean_k1": [0.9, 1.1], "token_k3": 2},
+        "overlong_buffer": 2,
+        **RECOMPUTE,
+    }
+    config = config_from_mapping({**yaml.safe_load(PLUGINS), "algorithm": everything})
+    assert config.algorithm.behaviour_weight_args == {"low": 0.5, "high": 2.0}
+    assert config.algorithm.rejection == {"seq_mean_k1": (0.9, 1.1), "token_k3": 2.0}
+    assert config_from_mapping(yaml.safe_load(dump(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"clip_ratio_low": -0.2}, "algorithm.clip_ratio_low: 'clip_ratio_low' must be >= 0.0: -0.2"),
+        ({"clip_ratio_low": 1}, "algorithm.clip_ratio_low: 'clip_ratio_low' must be < 1.0: 1.0"),
+        ({"clip_ratio_high": -0.1}, "algorithm.clip_ratio_high: "),
+        ({"clip_ratio_c": 0.9}, "algorithm.clip_ratio_c: 'clip_ratio_c' must be > 1.0: 0.9"),
+        (
+            {"clip_ratio_c": 3, "policy_loss": "gspo"},
+            "clip_ratio_c: 3.0 has no effect: clip_ratio_c is an option of ppo_clip, decoupled_ppo, and of none",
+        ),
+        (
+            {"clip_ratio_low": 0.1, "policy_loss": "cispo"},
+            "algorithm.clip_ratio_low: 0.1 has no effect: ",
+        ),
+        ({"clip_ratio_high": 0.1, "policy_loss": "cispo"}, "algorithm.clip_ratio_high: 0.1 has no effect"),
+        ({"cispo_max_ratio": 3}, "algorithm.cispo_max_ratio: 3.0 has no effect: cispo_max_ratio is an option of cispo"),
+        ({"behaviour_weight_cap": 2}, "algorithm.behaviour_weight_cap: 2.0 has no effect"),
+        ({"gamma": 0.9}, "algorithm.gamma: 0.9 has no effect: gamma is an option of reinforce_plus_plus, gae"),
+        ({"lam": 0.9, "adv_estimator": "reinforce_plus_plus"}, "algorithm.lam: 0.9 has no effect"),
+        ({"kl_estimator": "k1"}, "algorithm.kl_estimator: k1 has no effect with kl_coeff = 0"),
+        ({"kl_estimator": "k1", "kl_coeff": 0.1}, "algorithm.kl_estimator: k1 in the loss pulls nowhere"),
+        ({"kl_in": "reward"}, "algorithm.kl_in: reward has no effect with kl_coeff = 0"),
+        ({"kl_off_policy_correction": True}, "algorithm.kl_off_policy_correction: it has no effect with kl_coeff = 0"),
+        (
+            {"overlong_penalty_factor": 0.5},
+            "algorithm.overlong_penalty_factor: 0.5 has no effect without",
+        ),
+        (
+            {"kl_coeff": 0.1, "kl_in": "reward", "proximal_policy": "log_linear"},
+            "algorithm.kl_in: the reward needs the proximal policy before the first update, and log_linear makes it of",
+        ),
+        ({"kl_coeff": math.inf}, "algorithm.kl_coeff: "),
+        ({"entropy_coeff": math.inf}, "algorithm.entropy_coeff: "),
+        ({"overlong_buffer": 2, "overlong_penalty_factor": math.inf}, "algorithm.overlong_penalty_factor: "),
+        ({"gamma": 1.5}, "algorithm.gamma: "),
+        ({"ppo_epochs": 0}, "algorithm.ppo_epochs: "),
+        ({"proximal_policy": "recomput"}, "Did you mean 'recompute'?"),
+        (
+            {"behaviour_weight": "tis_token"},
+            "algorithm.behaviour_weight: 'tis_token' looks at the ratio of proximal to",
+        ),
+        ({"rejection": {"token_k3": 1}}, "algorithm.rejection: token_k3 looks at the ratio of proximal to behaviour"),
+        ({"policy_loss": "decoupled_ppo"}, "algorithm.policy_loss: decoupled_ppo weighs by the ratio of proximal"),
+        (
+            {"policy_loss": "decoupled_ppo", "behaviour_weight": "icepop", **RECOMPUTE},
+            "algorithm.behaviour_weight: 'icepop' would apply the ratio of proximal to behaviour policy a second time",
+        ),
+        ({"behaviour_weight_cap": 0}, "algorithm.behaviour_weight_cap: "),
+        ({"behaviour_weight_high": 2, **RECOMPUTE}, "algorithm.behaviour_weight_high: 2.0 bounds nothing, since"),
+        (
+            {"behaviour_weight": "icepop", "behaviour_weight_low": 3, "behaviour_weight_high": 2, **RECOMPUTE},
+            "algorithm.behaviour_weight_low: behaviour_weight_low = 3.0 is above behaviour_weight_high = 2.0",
+        ),
+        ({"rejection": {"tokn_k1": 1}, **RECOMPUTE}, "algorithm.rejection.tokn_k1: unknown criterion 'tokn_k1'; there"),
+        ({"rejection": {"token_k1": 2}, **RECOMPUTE}, "algorithm.rejection.token_k1: expected the bounds [low, high]"),
+        ({"rejection": {"token_k2": [0, 1]}, **RECOMPUTE}, "algorithm.rejection.token_k2: expected an upper limit"),
+        ({"kl_coeff": -1}, "algorithm.kl_coeff: "),
+        (
+            {"kl_coeff": 0.1, "kl_in": "reward", "kl_off_policy_correction": True},
+            "algorithm.kl_off_policy_correction: it weighs the",
+        ),
+        ({"overlong_buffer": 17}, "algorithm.overlong_buffer: a buffer of 17 tokens is longer than rollout.max_resp"),
+    ],
+)
+def test_keys_that_make_no_sense_are_faults_with_their_address(section: dict[str, object], message: str) -> None:
+    assert message in faults(algorithm=section)
+
+
+def test_the_table_of_options_is_that_of_the_functions() -> None:
+    section = {field.name for field in attrs.fields(Algorithm)}
+    for names in registry.FUNCTIONS.values():
+        for name in names:
+            taken = section.intersection(inspect.signature(registry.resolve(name, names)).parameters)
+            assert registry.OPTIONS.get(name, frozenset()) == taken
+
+
+def test_an_option_that_is_left_out_is_the_usual_one_of_the_function() -> None:
+    for options, expected in (({}, {}), ({"clip_ratio_low": 0.0}, {"clip_ratio_low": 0.0})):
+        section = attrs.asdict(Algorithm(policy_loss="gspo", **options))
+        inputs = ("logprobs", "proximal", "advantages", "mask")
+        assert registry.bind("gspo", registry.POLICY_LOSSES, inputs=inputs, section=section).options == expected
+
+
+def test_an_option_of_ones_own_function_is_left_for_it_to_take() -> None:
+    own = f"{EXAMPLES}/my_losses.py:opsm"
+    assert Algorithm(policy_loss=own, clip_ratio_high=0.3, cispo_max_ratio=2.0).cispo_max_ratio == 2.0
+    with pytest.raises(ConfigError, match=r"'.*_needs' asks for 'gamma' and has no usual value for it: set algorithm"):
+        registry.bind(f"{__name__}:_needs", {}, inputs=INPUTS, section=attrs.asdict(Algorithm()))
+
+
+def _needs(rewards: int, *, gamma: float) -> None: ...
+
+
+@pytest.mark.parametrize("estimator", sorted(registry.GROUP_RELATIVE))
+def test_one_answer_a_prompt_leaves_nothing_to_compare(estimator: str) -> None:
+    found = faults(algorithm={"adv_estimator": estimator}, rollout={"use": "inline", "n": 1})
+    assert f"rollout.n: '{estimator}' compares the answers of a prompt, so that with one every advantage is 0" in found
+
+
+def test_one_answer_a_prompt_is_enough_for_returns() -> None:
+    mapping = {**yaml.safe_load(PLUGINS), "rollout": {"use": "inline", "n": 1}}
+    config = config_from_mapping({**mapping, "algorithm": {"adv_estimator": "reinforce_plus_plus"}})
+    assert not config.algorithm.compares_answers
+
+
+def test_nothing_of_the_section_needs_torch() -> None:
+    script = "import sys, hooktrainer.algorithms.options; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,61 @@
+"""Ports are bound by type or by name, and what cannot be bound is said before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import pytest
+
+from hooktrainer import Plugin
+from hooktrainer.bus.binding import bind
+from hooktrainer.bus.handlers import Entry
+from hooktrainer.errors import ConfigError
+from hooktrainer.plugin import port
+from hooktrainer.ports import RolloutEngine, Sink
+from hooktrainer.testing import FakeEngine, FakeSink, fake_ports
+
+
+class Judge:
+    """A port of a user's own."""
+
+
+@attrs.define
+class Uses(Plugin):
+    engine: RolloutEngine = port()
+    judge: Judge = port()
+    sinks: Sequence[Sink] = port(named=True, default=("memory",))
+
+
+def entry(plugin: Plugin) -> Entry:
+    return Entry(plugin, "uses", "plugins[3]")
+
+
+def test_ports_are_bound_by_type_and_sinks_by_name() -> None:
+    engine, judge, sink = FakeEngine(), Judge(), FakeSink()
+    plugin = Uses()
+
+    bind((entry(plugin),), fake_ports(engine=engine, sinks={"memory": sink}, extra={Judge: judge}))
+
+    assert (plugin.engine, plugin.judge, plugin.sinks) == (engine, judge, (sink,))
+
+
+def test_what_was_passed_is_kept() -> None:
+    mine, judge, sink = FakeEngine(), Judge(), FakeSink()
+    plugin = Uses(engine=mine, judge=judge, sinks=[sink])
+
+    bind((entry(plugin),), fake_ports())
+
+    assert (plugin.engine, plugin.judge, plugin.sinks) == (mine, judge, (sink,))
+
+
+def test_everything_that_is_not_there_is_said_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        bind((entry(Uses(sinks=["memroy"])),), fake_ports(sinks={"memory": FakeSink()}))
+
+    text = str(caught.value)
+    assert (
+        "plugins[3]: port 'judge' wants a Judge, which this run does not offer; it has Clock, KLControl, Learner"
+        in text
+    )
+    assert "plugins[3].sinks: there is no 'memroy' here; known are memory. Did you mean 'memory'?" in text

@@ -1,0 +1,552 @@
+"""The plan: order, and what a composition is refused for."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.plan import Plan
+from hooktrainer.bus.plan_text import describe
+from hooktrainer.errors import PlanError
+from hooktrainer.events import (
+    Event,
+    FitEnd,
+    FitStart,
+    IterationEnd,
+    IterationStart,
+    StepEnd,
+    StepStart,
+    WeightsSynced,
+)
+from hooktrainer_plugins.log_after_collect import LogAfterCollect
+from hooktrainer_plugins.metric_aggregation import MetricAggregation
+from hooktrainer_plugins.staleness import Staleness
+from hooktrainer_plugins.validation import Validation
+from hooktrainer_plugins.weight_sync import WeightSync
+
+QUICKSTART = (MetricAggregation, WeightSync, Staleness, Validation, LogAfterCollect)
+
+
+def entries(*plugins: Plugin, **priorities: dict[str, object]) -> list[Entry]:
+    """Entries as YAML gives them; priorities by instance name."""
+    bare = [Entry.of(plugin, place) for place, plugin in enumerate(plugins)]
+    return [attrs.evolve(entry, priority=priorities.get(entry.name, {})) for entry in bare]
+
+
+def labels(plan: Plan, event: type[Event]) -> list[str]:
+    return [slot.label for slot in plan.slots[event]]
+
+
+def faults_of(*plugins: Plugin | Entry) -> str:
+    with pytest.raises(PlanError) as caught:
+        Plan.build(plugins)
+    return str(caught.value)
+
+
+@attrs.define
+class Recorder(Plugin):
+    @on(StepEnd, priority=Priority.REPORT)
+    def handle(self, event: StepEnd) -> None: ...
+
+
+class TestOrder:
+    def test_bands_run_in_their_order_whatever_the_list_says(self) -> None:
+        for order in itertools.permutations(QUICKSTART):
+            plan = Plan.build([cls() for cls in order])
+
+            assert labels(plan, StepEnd) == [
+                "staleness.collect_leftovers",
+                "weight_sync.sync",
+                "validation.evaluate",
+                "metric_aggregation.reduce",
+                "log_after_collect.write",
+            ]
+
+    @given(st.lists(st.integers(100, 999), min_size=1, max_size=12))
+    def test_handlers_run_by_priority_and_ties_by_place_in_the_list(self, numbers: list[int]) -> None:
+        listed = [Entry(Recorder(), f"p{i}", priority={"step_end": number}) for i, number in enumerate(numbers)]
+
+        plan = Plan.build(listed)
+
+        expected = [f"p{i}.handle" for i, _ in sorted(enumerate(numbers), key=lambda pair: (pair[1], pair[0]))]
+        assert labels(plan, StepEnd) == expected
+
+    def test_six_plugins_of_equal_priority_stay_in_list_order_in_fresh_processes(self) -> None:
+        source = """
+import attrs
+from hooktrainer import Bus, Plugin, on
+from hooktrainer.events import StepEnd
+from hooktrainer.bus.handlers import Entry
+called = []
+@attrs.define
+class P(Plugin):
+    name: str
+    @on(StepEnd)
+    def handle(self, event: StepEnd) -> None:
+        called.append(self.name)
+Bus.compose([Entry(P(n), n) for n in "abcdef"]).emit(StepEnd(step=1, version=0, iterations=1))
+print("".join(called))
+"""
+        processes = [
+            subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) for _ in range(20)
+        ]
+        assert {process.communicate()[0].strip() for process in processes} == {"abcdef"}
+
+    def test_a_handler_between_two_bands_belongs_to_the_lower_one(self) -> None:
+        assert Priority.band(399) is Priority.SYNC
+        assert Priority.band(400) is Priority.EVALUATE
+        assert Priority.band(10_000) is Priority.CLEANUP
+        with pytest.raises(ValueError, match="before the first band, PREPARE 100"):
+            Priority.band(99)
+
+    def test_a_list_of_ties_is_equal_up_to_their_order(self) -> None:
+        first = Plan.build([Entry(Recorder(), "a"), Entry(Recorder(), "b")])
+        second = Plan.build([Entry(Recorder(), "b"), Entry(Recorder(), "a")])
+
+        assert first.tied() == second.tied()
+        assert labels(first, StepEnd) != labels(second, StepEnd)
+
+
+class TestPriorityFromYaml:
+    def test_it_has_the_last_word(self) -> None:
+        plan = Plan.build(entries(MetricAggregation(), LogAfterCollect(), log_after_collect={"step_end": 650}))
+
+        assert plan.slots[StepEnd][-1].number == 650
+
+    def test_a_signal_with_two_handlers_wants_the_name_of_the_method(self) -> None:
+        text = faults_of(*entries(MetricAggregation(), LogAfterCollect(), log_after_collect={"fit_end": 750}))
+
+        assert "plugins[1].priority.fit_end" in text
+        assert "name the method instead: write_unreported, close" in text
+
+    def test_a_misspelt_signal_is_an_error_with_a_suggestion(self) -> None:
+        text = faults_of(*entries(WeightSync(), weight_sync={"step_ned": 300}))
+
+        assert "plugins[0].priority.step_ned" in text
+        assert "Did you mean 'step_end'?" in text
+
+    @pytest.mark.parametrize("number", ["300", 300.0, True, None, 99, -1])
+    def test_what_is_no_priority_is_an_error(self, number: object) -> None:
+        assert "priority" in faults_of(*entries(WeightSync(), weight_sync={"sync": number}))
+
+
+@attrs.define
+class EarlyLogger(Plugin):
+    @on(WeightsSynced, priority=Priority.REPORT, needs=["metrics.row"])
+    def write(self, event: WeightsSynced) -> None: ...
+
+
+class TestData:
+    def test_a_logger_that_reads_the_row_in_weights_synced_is_refused_with_both_names(self) -> None:
+        for order in itertools.permutations([MetricAggregation(), WeightSync(), EarlyLogger()]):
+            text = faults_of(*order)
+
+            assert (
+                "early_logger.write (weights_synced, REPORT 600, emitted in step_end SYNC of weight_sync.sync)" in text
+            )
+            assert "reads 'metrics.row' before metric_aggregation.reduce (step_end, REDUCE 500) makes it" in text
+
+    def test_a_logger_on_weights_synced_is_fine_if_the_sync_comes_after_the_reduction(self) -> None:
+        @attrs.define
+        class LateSync(Plugin):
+            @on(StepEnd, priority=Priority.SAVE, emits=[WeightsSynced])
+            def sync(self, event: StepEnd) -> None: ...
+
+        Plan.build([MetricAggregation(), LateSync(), EarlyLogger()])
+
+    def test_a_logger_that_could_close_before_the_last_row_is_reduced_is_refused(self) -> None:
+        for priority in ({"close": 450}, {"write_unreported": 450}, {"close": 450, "write_unreported": 440}):
+            text = faults_of(*entries(MetricAggregation(), LogAfterCollect(), log_after_collect=priority))
+
+            assert "reads 'metrics.row' before metric_aggregation.finish (fit_end, REDUCE 500)" in text
+
+    def test_a_logger_that_could_close_before_it_wrote_is_refused(self) -> None:
+        text = faults_of(*entries(MetricAggregation(), LogAfterCollect(), log_after_collect={"close": 550}))
+
+        assert "log_after_collect.close (fit_end, REDUCE 550) reads 'sinks.written' before" in text
+
+    def test_swapping_reduce_and_report_is_refused(self) -> None:
+        text = faults_of(
+            *entries(
+                MetricAggregation(),
+                LogAfterCollect(),
+                metric_aggregation={"reduce": 600},
+                log_after_collect={"write": 500},
+            )
+        )
+
+        assert (
+            "log_after_collect.write (step_end, REDUCE 500) reads 'metrics.row' before metric_aggregation.reduce"
+            in text
+        )
+
+    def test_adding_to_what_was_made_is_refused(self) -> None:
+        text = faults_of(*entries(MetricAggregation(), Validation(), WeightSync(), validation={"step_end": 550}))
+
+        assert (
+            "validation.evaluate (step_end, REDUCE 550) adds to 'metrics.row' after metric_aggregation.reduce" in text
+        )
+
+    def test_validating_before_the_weights_are_published_is_refused(self) -> None:
+        text = faults_of(*entries(MetricAggregation(), WeightSync(), Validation(), validation={"step_end": 250}))
+
+        assert "validation.evaluate (step_end, COLLECT 250) reads 'weights.published' before weight_sync.sync" in text
+
+    def test_what_nobody_makes_is_refused_unless_it_may_be_absent(self) -> None:
+        @attrs.define
+        class Reader(Plugin):
+            @on(StepEnd, priority=Priority.REPORT, needs=["metrics.rwo"])
+            def read(self, event: StepEnd) -> None: ...
+
+        @attrs.define
+        class Lenient(Plugin):
+            @on(StepEnd, priority=Priority.REPORT, needs=["something?"])
+            def read(self, event: StepEnd) -> None: ...
+
+        assert "'metrics.rwo', which nobody makes. Did you mean 'metrics.row'?" in faults_of(
+            MetricAggregation(), Reader()
+        )
+        Plan.build([Lenient()])
+
+    def test_adding_to_a_misspelt_key_is_refused_and_to_what_nobody_makes_is_not(self) -> None:
+        @attrs.define
+        class Adds(Plugin):
+            @on(IterationEnd, adds=["metrics.rwo"])
+            def add(self, event: IterationEnd) -> None: ...
+
+        assert "adds to 'metrics.rwo', which nobody makes. Did you mean 'metrics.row'?" in faults_of(
+            MetricAggregation(), Adds()
+        )
+        Plan.build([WeightSync()])
+
+    def test_the_plugin_that_would_make_it_is_named(self) -> None:
+        text = faults_of(Validation(), LogAfterCollect())
+
+        assert "needs 'weights.published', which nobody makes. Add weight_sync to the plugins." in text
+        assert "needs 'metrics.row', which nobody makes. Add metric_aggregation to the plugins." in text
+
+    def test_what_is_made_twice_is_refused(self) -> None:
+        text = faults_of(Entry(MetricAggregation(), "one"), Entry(MetricAggregation(), "two"))
+
+        assert "'metrics.row' is made twice in one step: by one.reduce" in text
+        assert "by two.reduce" in text
+
+    def test_what_is_only_made_every_nth_step_must_be_allowed_to_be_absent(self) -> None:
+        @attrs.define
+        class Judge(Plugin):
+            @on(StepEnd, priority=Priority.EVALUATE, makes=["judge.scores"], every=2)
+            def judge(self, event: StepEnd) -> None: ...
+
+        @attrs.define
+        class Reader(Plugin):
+            @on(StepEnd, priority=Priority.REPORT, needs=["judge.scores"])
+            def read(self, event: StepEnd) -> None: ...
+
+        @attrs.define
+        class Lenient(Plugin):
+            @on(StepEnd, priority=Priority.REPORT, needs=["judge.scores?"])
+            def read(self, event: StepEnd) -> None: ...
+
+        assert "needs=['judge.scores?']" in faults_of(Judge(), Reader())
+        Plan.build([Judge(), Lenient()])
+
+    def test_what_fit_start_makes_stays_made(self) -> None:
+        @attrs.define
+        class Maker(Plugin):
+            @on(FitStart, makes=["vocabulary"])
+            def make(self, event: FitStart) -> None: ...
+
+        @attrs.define
+        class Reader(Plugin):
+            @on(IterationStart, needs=["vocabulary"])
+            def read(self, event: IterationStart) -> None: ...
+
+            @on(FitEnd, needs=["vocabulary"])
+            def read_again(self, event: FitEnd) -> None: ...
+
+        Plan.build([Reader(), Maker()])
+
+    def test_the_metrics_of_an_iteration_are_not_there_when_it_starts(self) -> None:
+        @attrs.define
+        class Reader(Plugin):
+            @on(IterationStart, needs=["iteration.metrics"])
+            def read(self, event: IterationStart) -> None: ...
+
+        assert "before the core makes it" in faults_of(Reader())
+
+
+@attrs.frozen(kw_only=True)
+class ScoresJudged(Event):
+    """A signal of a user's own."""
+
+
+class TestSignals:
+    def test_a_signal_of_ones_own_is_delivered_in_the_band_that_emits_it(self) -> None:
+        @attrs.define
+        class Judge(Plugin):
+            @on(StepEnd, priority=Priority.EVALUATE, emits=[ScoresJudged], makes=["judge.scores"])
+            def judge(self, event: StepEnd) -> None: ...
+
+        @attrs.define
+        class Listener(Plugin):
+            @on(ScoresJudged, needs=["judge.scores"])
+            def listen(self, event: ScoresJudged) -> None: ...
+
+        plan = Plan.build([Listener(), Judge(), Recorder()])
+
+        assert [visit.slot.label for visit in plan.walk(StepEnd)] == [
+            "judge.judge",
+            "listener.listen",
+            "recorder.handle",
+        ]
+        assert "    scores_judged" in describe(plan)
+        assert "a signal that nobody emits" in faults_of(Listener())
+
+    def test_signals_that_emit_each_other_are_refused_with_the_cycle(self) -> None:
+        @attrs.frozen(kw_only=True)
+        class Answer(Event):
+            pass
+
+        @attrs.define
+        class Cycle(Plugin):
+            @on(StepEnd, emits=[ScoresJudged])
+            def start(self, event: StepEnd) -> None: ...
+
+            @on(ScoresJudged, emits=[Answer])
+            def ask(self, event: ScoresJudged) -> None: ...
+
+            @on(Answer, emits=[ScoresJudged])
+            def reply(self, event: Answer) -> None: ...
+
+        text = faults_of(Cycle())
+
+        assert "without end" in text
+        assert "cycle.ask on scores_judged -> cycle.reply on answer" in text
+
+    def test_the_signals_of_the_loop_are_not_a_plugins_to_send(self) -> None:
+        @attrs.define
+        class Ends(Plugin):
+            @on(StepEnd, emits=[FitEnd])
+            def end(self, event: StepEnd) -> None: ...
+
+        assert "Ends.end declares to emit fit_end, which the loop sends" in faults_of(Ends())
+
+    def test_one_step_is_synced_once_in_step_end(self) -> None:
+        @attrs.define
+        class Sometimes(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced], every=2)
+            def sync(self, event: StepEnd) -> None: ...
+
+        @attrs.define
+        class Elsewhere(Plugin):
+            @on(IterationEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: IterationEnd) -> None: ...
+
+        assert "two.sync (step_end, SYNC 300) syncs the weights, but one.sync" in faults_of(
+            Entry(WeightSync(), "one"), Entry(WeightSync(), "two")
+        )
+        for kind in (Sometimes, Elsewhere):
+            assert "may do so only on step_end and without `every`" in faults_of(kind())
+
+    def test_signals_of_one_band_are_walked_in_the_order_in_which_they_are_declared(self) -> None:
+        @attrs.frozen(kw_only=True)
+        class Second(Event):
+            pass
+
+        @attrs.define
+        class Sends(Plugin):
+            @on(StepEnd, emits=[ScoresJudged, Second])
+            def send(self, event: StepEnd) -> None: ...
+
+            @on(ScoresJudged, makes=["x"])
+            def make(self, event: ScoresJudged) -> None: ...
+
+            @on(Second, needs=["x?"])
+            def read(self, event: Second) -> None: ...
+
+        Plan.build([Sends()])
+
+    def test_maker_and_reader_on_one_nested_signal_are_fine_and_elsewhere_it_may_be_absent(self) -> None:
+        @attrs.define
+        class Judge(Plugin):
+            @on(StepEnd, priority=Priority.EVALUATE, emits=[ScoresJudged])
+            def judge(self, event: StepEnd) -> None: ...
+
+            @on(ScoresJudged, makes=["verdict"])
+            def make(self, event: ScoresJudged) -> None: ...
+
+            @on(ScoresJudged, needs=["verdict"])
+            def read(self, event: ScoresJudged) -> None: ...
+
+        @attrs.define
+        class Outside(Plugin):
+            @on(StepEnd, priority=Priority.REPORT, needs=["verdict"])
+            def read(self, event: StepEnd) -> None: ...
+
+        Plan.build([Judge()])
+        assert "does not make it in every step" in faults_of(Judge(), Outside())
+
+    def test_two_plugins_of_one_name_are_refused(self) -> None:
+        text = faults_of(Recorder(), Recorder())
+
+        assert "plugins[1]: plugins[0] has the name 'recorder' too; every plugin needs a name of its own" in text
+
+
+class TestHandlers:
+    def test_everything_wrong_is_shown_at_once(self) -> None:
+        @attrs.define
+        class Broken(Plugin):
+            period: int = 0
+
+            @on(StepEnd, every="perod")
+            def a(self, event: StepEnd) -> None: ...
+
+            @on(StepEnd)
+            def b(self) -> None: ...
+
+            @on(StepEnd)
+            def c(self, event: StepEnd, extra: int) -> None: ...
+
+            @on("iteration_ned")
+            def d(self, event: IterationEnd) -> None: ...
+
+            @on(int)
+            def e(self, event: int) -> None: ...
+
+            @on(FitEnd, every=2)
+            def f(self, event: FitEnd) -> None: ...
+
+            @on(StepEnd, every="period")
+            def g(self, event: StepEnd) -> None: ...
+
+            @on(StepEnd)
+            async def h(self, event: StepEnd) -> None: ...
+
+            @on(StepEnd, emits=["weights_synced"])  # type: ignore[list-item]
+            def i(self, event: StepEnd) -> None: ...
+
+            @on(StepEnd)
+            def j(self, event: IterationEnd) -> None: ...
+
+            def on_step_end(self, event: StepEnd) -> None: ...
+
+            @on(StepEnd)
+            @staticmethod
+            def k(event: StepEnd) -> None: ...
+
+        lines = faults_of(Broken(), Recorder(), Recorder()).splitlines()
+
+        expected = {
+            "a": "there is no such option. Did you mean 'period'?",
+            "b": "takes () but a handler takes one argument, the event",
+            "c": "takes (event: 'StepEnd', extra: 'int') but a handler takes one argument",
+            "d": "which is no event. Events are classes: FitStart, StepStart, IterationStart, IterationEnd, StepEnd, "
+            "WeightsSynced, FitEnd. Did you mean 'IterationEnd'?",
+            "e": "is marked for int, which is no event",
+            "f": "has every= on fit_end, which belongs to no step",
+            "g": "runs every 0 steps; expected an integer of at least 1",
+            "h": "is async or a generator",
+            "i": "declares to emit 'weights_synced', which is no event class",
+            "j": "is marked for StepEnd but its argument is annotated as IterationEnd",
+            "on_step_end": "looks like a handler but carries no @on(...)",
+        }
+        for method, text in expected.items():
+            assert any(line.startswith(f"plugins[0]: Broken.{method} ") and text in line for line in lines), method
+        assert any("has the name 'recorder' too" in line for line in lines)
+
+    def test_a_marker_that_would_do_nothing_is_refused_where_it_stands(self) -> None:
+        with pytest.raises(TypeError, match="marked twice"):
+
+            @on(StepStart)
+            @on(StepEnd)
+            def twice(self: object, event: StepEnd) -> None: ...
+
+        with pytest.raises(TypeError, match=r"@on over .*bare \(.*test_plan\.py, line \d+\) names no event"):
+
+            @on
+            def bare(self: object, event: StepEnd) -> None: ...
+
+        with pytest.raises(TypeError, match=r"adds='metrics.row'\): expected a list, adds=\['metrics.row'\]"):
+            on(StepEnd, adds="metrics.row")
+
+    def test_a_class_that_forgot_attrs_is_refused(self) -> None:
+        class Forgot(Plugin):
+            limit: float = 0.5
+
+            @on(StepEnd)
+            def handle(self, event: StepEnd) -> None: ...
+
+        assert "Forgot has fields but no @attrs.define(kw_only=True) above it" in faults_of(Forgot())
+
+    def test_every_on_a_signal_without_a_step_is_refused(self) -> None:
+        @attrs.define
+        class Odd(Plugin):
+            @on(StepEnd, emits=[ScoresJudged])
+            def send(self, event: StepEnd) -> None: ...
+
+            @on(ScoresJudged, every=2)
+            def listen(self, event: ScoresJudged) -> None: ...
+
+        assert "Odd.listen has every= on scores_judged, which belongs to no step" in faults_of(Odd())
+
+    def test_an_override_without_a_marker_does_not_vanish(self) -> None:
+        @attrs.define
+        class Child(Recorder):
+            def handle(self, event: StepEnd) -> None: ...
+
+        assert "Child.handle overrides a handler but carries no @on(...)" in faults_of(Child())
+
+    def test_handlers_are_inherited(self) -> None:
+        @attrs.define
+        class Child(Recorder):
+            @on(StepStart)
+            def start(self, event: StepStart) -> None: ...
+
+        plan = Plan.build([Child()])
+
+        assert (labels(plan, StepEnd), labels(plan, StepStart)) == (["child.handle"], ["child.start"])
+
+    def test_what_a_broken_handler_would_make_is_not_reported_as_missing(self) -> None:
+        @attrs.define
+        class Broken(Plugin):
+            @on(StepEnd, priority=Priority.REDUCE, makes=["metrics.row"])
+            def make(self) -> None: ...
+
+        assert faults_of(Broken(), LogAfterCollect()).count("\n") == 0
+
+
+def test_the_text_of_the_quickstart_plan() -> None:
+    assert describe(Plan.build([cls() for cls in QUICKSTART])).splitlines() == [
+        "fit_start",
+        "  100 PREPARE  staleness.hand_over                makes replay.policy",
+        "  100 PREPARE  validation.take_prompts",
+        "  150 PREPARE  log_after_collect.open             needs run.restored?",
+        "  300 SYNC     weight_sync.publish_first          makes weights.published",
+        "step_start",
+        "  (no handler)",
+        "iteration_start",
+        "  (no handler)",
+        "iteration_end   (the core makes iteration.metrics)",
+        "  200 COLLECT  metric_aggregation.collect         needs iteration.metrics · adds metrics.row",
+        "  200 COLLECT  staleness.collect                  needs iteration.metrics · adds metrics.row",
+        "step_end",
+        "  200 COLLECT  staleness.collect_leftovers        adds metrics.row",
+        "  300 SYNC     weight_sync.sync                   adds metrics.row · makes weights.published · emits weights_synced",  # noqa: E501
+        "    weights_synced",
+        "      (no handler)",
+        "  400 EVALUATE validation.evaluate                needs weights.published · adds metrics.row · every 5",
+        "  500 REDUCE   metric_aggregation.reduce          makes metrics.row",
+        "  600 REPORT   log_after_collect.write            needs metrics.row",
+        "fit_end",
+        "  500 REDUCE   metric_aggregation.finish          adds metrics.row · makes metrics.row",
+        "  600 REPORT   log_after_collect.write_unreported needs metrics.row? · makes sinks.written",
+        "  800 CLEANUP  log_after_collect.close            needs metrics.row?, sinks.written",
+    ]

@@ -1,0 +1,475 @@
+"""Checkpoints on the disk: what is complete, what is passed over, what is kept, what a kill or a full disk leaves."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import json
+import logging
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from hooktrainer._util import files
+from hooktrainer.checkpoint.codec import decode, encode
+from hooktrainer.checkpoint.store import Best, Store, find
+from hooktrainer.errors import CheckpointError
+from hooktrainer.ports import Snapshot
+
+SCORE = Best("score")
+
+
+def snapshot(step: int) -> Snapshot:
+    return encode(
+        step, {"learner": {"w": torch.full((100,), float(step))}, "plugins": {"n": step, "a": np.arange(step)}}
+    )
+
+
+def step_of(found: Snapshot) -> int:
+    """The step of a snapshot whose every part agrees with it."""
+    learner, plugins = decode(found, "learner"), decode(found, "plugins")
+    assert learner["w"].tolist() == [float(found.step)] * 100
+    assert (plugins["n"], len(plugins["a"])) == (found.step, found.step)
+    return found.step
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "checkpoints")
+
+
+def newest(store: Store, **options: bool) -> int | None:
+    found = store.newest(**options)
+    return None if found is None else step_of(found.snapshot)
+
+
+def kept(store: Store) -> set[int]:
+    return {int(path.name.removeprefix("step_")) for path in store.root.glob("step_" + "[0-9]" * 8)}
+
+
+def said(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "gone":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "truncated":
+        os.truncate(path, path.stat().st_size - 1)
+    elif how == "longer":
+        path.write_bytes(path.read_bytes() + b"\0")
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+
+FILES = ("tensors.safetensors", "arrays.safetensors", "state.json", "manifest.json")
+
+
+class TestNewest:
+    def test_an_empty_directory_and_none_at_all_begin_a_new_run(self, store: Store) -> None:
+        assert newest(store) is None
+        store.root.mkdir()
+        assert newest(store) is None
+
+    @pytest.mark.parametrize("pointer", ["step_00000004\n", "", "step_00000009\n", "\xff", None])
+    def test_a_half_written_one_is_passed_over_whatever_the_pointer_says(
+        self, store: Store, pointer: str | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store.save(snapshot(4))
+        path = store.save(snapshot(5))
+        for name in ("state.json", "manifest.json"):  # killed after the model, before the plugin states
+            (path / name).unlink()
+        (store.root / "latest").unlink()
+        if pointer is not None:
+            (store.root / "latest").write_text(pointer, encoding="latin-1")
+
+        assert newest(store) == 4
+        assert "going on from step 4; 5 is incomplete" in said(caplog)
+
+    @pytest.mark.parametrize("trace", ["pointer", "set aside", "empty pointer"])
+    def test_where_there_once_was_one_nothing_begins_anew_in_silence(
+        self, store: Store, trace: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = store.save(snapshot(4))
+        if trace == "set aside":
+            store.go_on_from(3)
+            (store.root / "latest").unlink()
+        else:
+            shutil.rmtree(path)
+            (store.root / "latest").write_text("step_00000004\n" if trace == "pointer" else "")
+
+        expected = "step_00000004.set_aside was set aside" if trace == "set aside" else "latest names '.*not there"
+        with pytest.raises(CheckpointError, match=f"no complete checkpoint, .*{expected}.*allow_fresh: true"):
+            store.newest()
+        assert store.newest(allow_fresh=True) is None
+        assert "beginning anew" in said(caplog)
+
+    @pytest.mark.parametrize("how", ["gone", "empty", "truncated", "longer", "flipped"])
+    @pytest.mark.parametrize("name", FILES)
+    def test_damage_to_any_file_is_found_and_the_last_good_one_is_taken(
+        self, store: Store, name: str, how: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store.save(snapshot(4))
+        damage(store.save(snapshot(5)) / name, how)
+
+        assert newest(store) == 4
+        assert name in said(caplog)
+
+    def test_only_incomplete_ones_are_an_error_unless_a_fresh_start_is_allowed(
+        self, store: Store, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        damage(store.save(snapshot(5)) / "state.json", "gone")
+
+        with pytest.raises(
+            CheckpointError, match=r"no complete checkpoint, .* state.json is missing.* allow_fresh: true"
+        ):
+            store.newest()
+        assert newest(store, allow_fresh=True) is None
+        assert "beginning anew" in said(caplog)
+
+    def test_a_first_save_that_was_interrupted_is_an_incomplete_one_too(self, store: Store) -> None:
+        (store.root / ".step_00000001.unfinished").mkdir(parents=True)
+
+        with pytest.raises(CheckpointError, match="the save of step 1 was interrupted"):
+            store.newest()
+
+    def test_one_under_the_name_of_another_step_is_no_checkpoint(self, store: Store) -> None:
+        store.save(snapshot(4)).rename(store.root / "step_00000007")
+
+        with pytest.raises(CheckpointError, match="of step 4, which its name does not say"):
+            store.newest()
+
+    def test_files_of_two_checkpoints_do_not_make_one(self, store: Store) -> None:
+        first, second = store.save(snapshot(4)), store.save(snapshot(5))
+        (first / "tensors.safetensors").replace(second / "tensors.safetensors")
+
+        with pytest.raises(CheckpointError, match="checksum of tensors.safetensors is wrong"):
+            Store.read(second)
+
+    def test_what_it_goes_on_after_is_set_aside_and_leftovers_are_cleared(self, store: Store) -> None:
+        for step in (3, 4, 5):
+            store.save(snapshot(step))
+        (store.root / ".step_00000006.unfinished").mkdir()
+
+        store.go_on_from(4)
+
+        assert sorted(path.name for path in store.root.iterdir()) == [
+            "latest", "step_00000003", "step_00000004", "step_00000005.set_aside"
+        ]  # fmt: skip
+        assert step_of(Store.read(store.save(snapshot(5)))) == 5
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("touch exploded",)
+
+
+class TestNothingIsRun:
+    @pytest.fixture(autouse=True)
+    def inside(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.chdir(tmp_path)
+        yield
+        assert not Path("exploded").exists()
+
+    def test_a_bomb_in_place_of_a_checkpoint_is_passed_over(self, store: Store) -> None:
+        store.save(snapshot(4))
+        (store.root / "step_00000009").write_bytes(pickle.dumps(Bomb()))
+        torch.save({"a": Bomb()}, store.root / "step_00000010")
+
+        assert newest(store) == 4
+        with pytest.raises(CheckpointError, match="incomplete or damaged"):
+            find(store.root / "step_00000009")
+
+    @pytest.mark.parametrize("name", FILES[:3])
+    def test_a_bomb_in_place_of_a_file_is_not_loaded_even_if_its_checksum_is_right(
+        self, store: Store, name: str
+    ) -> None:
+        path = store.save(snapshot(4))
+        bomb = pickle.dumps(Bomb())
+        (path / name).write_bytes(bomb)
+        rewrite_manifest(path, name)
+
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            Store.read(path)
+
+    def test_a_bomb_that_a_path_names_is_no_checkpoint(self, tmp_path: Path) -> None:
+        (tmp_path / "model.pt").write_bytes(pickle.dumps(Bomb()))
+        with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+            find(tmp_path / "model.pt")
+
+    def test_a_manifest_cannot_name_files_elsewhere(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "mine").write_text("")
+        path = store.save(snapshot(1))
+        rewrite_manifest(path, "../../mine")
+        store.save(snapshot(2))
+        store.retain(1)
+
+        assert (tmp_path / "mine").exists()
+        with pytest.raises(CheckpointError, match="names files that no checkpoint has"):
+            Store.read(path)
+
+
+def rewrite_manifest(path: Path, name: str) -> None:
+    from hooktrainer.checkpoint import directory
+
+    body = json.loads((path / "manifest.json").read_bytes())["body"]
+    target = path / name
+    body["files"][name] = {"bytes": target.stat().st_size, "sha256": directory._checksum(target)}
+    whole = {"body": body, "sha256": directory._checksum_of(body)}
+    (path / "manifest.json").write_bytes(directory._to_json(whole))
+
+
+class TestRetention:
+    def saved(self, store: Store, scores: list[float | None], keep_last: int, best: Best | None) -> set[int]:
+        for step, score in enumerate(scores, start=1):
+            store.save(snapshot(step), {} if score is None else {"score": score})
+            store.retain(keep_last, best)
+        return kept(store)
+
+    @pytest.mark.parametrize(
+        ("scores", "keep_last", "best", "expected"),
+        [
+            ([0.9, 0.5, 0.6], 2, SCORE, {1, 2, 3}),
+            ([0.9, 0.5, 0.6], 1, SCORE, {1, 3}),
+            ([None, None, None], 1, SCORE, {3}),
+            ([0.9, 0.5, 0.6], 1, Best("score", "min"), {2, 3}),
+            ([0.9, 0.5, 0.6], 1, None, {3}),
+            ([0.9, 0.5, 0.6], 1, Best("another"), {3}),
+            ([0.9, 0.5, 0.6], -1, SCORE, {1, 2, 3}),
+            ([0.5, None, 0.9, None, 0.7], 1, SCORE, {3, 5}),
+            ([0.9, 0.9, 0.9], 1, SCORE, {1, 3}),
+            ([0.1, 0.2, 0.3], 5, SCORE, {1, 2, 3}),
+        ],
+    )
+    def test_the_last_and_the_best_are_kept(
+        self, store: Store, scores: list[float | None], keep_last: int, best: Best | None, expected: set[int]
+    ) -> None:
+        assert self.saved(store, scores, keep_last, best) == expected
+
+    def test_what_is_not_ours_is_not_touched(self, store: Store, tmp_path: Path) -> None:
+        store.root.mkdir()
+        for name in ("step_00000000", "step_00000001_copy", "mine", "step_1", "step_00000001.set_aside"):
+            (store.root / name).mkdir()
+            (store.root / name / "file").write_text(name)
+        (store.root / "step_00000002").write_text("a file")
+        Store(tmp_path / "other").save(snapshot(3)).rename(store.root / "elsewhere")
+        (store.root / "step_00000003").symlink_to(store.root / "elsewhere")
+        before = sorted(path for path in store.root.rglob("*"))
+
+        for step in (5, 6, 7):
+            store.save(snapshot(step))
+            store.retain(1)
+
+        assert sorted(path for path in store.root.rglob("*") if "step_00000007" not in str(path)) == sorted(
+            [*before, store.root / "latest"]
+        )
+
+    def test_notes_in_a_checkpoint_stay_when_it_goes(self, store: Store) -> None:
+        (store.save(snapshot(1)) / "notes.txt").write_text("the good one")
+        store.save(snapshot(2))
+        store.retain(1)
+
+        assert [path.name for path in (store.root / "step_00000001").iterdir()] == ["notes.txt"]
+        assert newest(store) == 2
+
+
+def copy_that_fails(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+class TestFailures:
+    @pytest.mark.parametrize("place", ["write", "sync", "rename"])
+    def test_a_save_that_fails_leaves_the_last_one_and_nothing_else(
+        self, store: Store, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.save(snapshot(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(files, place, copy_that_fails)
+            with pytest.raises(CheckpointError, match=r"step 2 could not be written .*No space left.* as it was"):
+                store.save(snapshot(2))
+            # The caller does not come to retain(1).
+
+        assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000001"}
+        assert newest(store) == 1
+        store.save(snapshot(3))
+        store.retain(1)
+        assert kept(store) == {3}
+
+    @pytest.mark.parametrize("after_the_name", [False, True])
+    def test_one_that_cannot_be_replaced_stays(
+        self, store: Store, after_the_name: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.save(snapshot(1))
+        store.save(snapshot(2), {"score": 1.0})
+        rename = files.rename
+
+        def fails(path: Path, target: Path) -> None:
+            if path.name.endswith(".unfinished"):
+                if after_the_name:
+                    rename(path, target)
+                raise OSError(5, "Input/output error")
+            rename(path, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "rename", fails)
+            with pytest.raises(CheckpointError, match="step 2 could not be written .*Input/output"):
+                store.save(snapshot(2), {"score": 2.0})
+
+        assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000001", "step_00000002"}
+        assert store.best(Best("score")) == (2, 1.0)
+        assert newest(store) == 2
+
+    def test_a_pointer_that_cannot_be_moved_costs_no_checkpoint(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store.save(snapshot(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "replace", copy_that_fails)
+            store.save(snapshot(2))
+        store.retain(1)
+
+        assert "step_00000002 is complete, but" in said(caplog)
+        assert newest(store) == 2
+        assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000002"}
+
+    def test_a_disk_that_is_really_full(self, tmp_path: Path) -> None:
+        place = tmp_path / "small"
+        place.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], check=False).returncode:
+            pytest.skip("this machine lets nobody mount")
+        try:
+            store = Store(place / "checkpoints")
+            store.save(encode(1, {"learner": torch.zeros(10_000)}))
+            with pytest.raises(CheckpointError, match=r"(?i)no space left on device"):
+                store.save(encode(2, {"learner": torch.zeros(60_000)}))
+            assert store.newest().snapshot.step == 1
+            assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000001"}
+            store.save(encode(3, {"learner": torch.zeros(10_000)}))
+            assert store.newest().snapshot.step == 3
+        finally:
+            subprocess.run(["umount", place], check=True)
+
+    def test_a_file_that_may_not_grow_further(self, store: Store) -> None:
+        store.save(snapshot(1))
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        try:
+            with pytest.raises(CheckpointError, match=r"(?i)file too large"):
+                store.save(encode(2, {"learner": torch.zeros(60_000)}))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+        assert newest(store) == 1
+
+    def test_a_directory_that_may_not_be_written(self, tmp_path: Path) -> None:
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path], check=False).returncode:
+            tmp_path.chmod(0o500)
+            if os.access(tmp_path, os.W_OK):
+                pytest.skip("this user may write anywhere, and may not mount")
+        try:
+            with pytest.raises(
+                CheckpointError, match=r"step 1 could not be written to .*(Read-only|Permission denied)"
+            ):
+                Store(tmp_path / "checkpoints").save(snapshot(1))
+        finally:
+            tmp_path.chmod(0o700) if not os.path.ismount(tmp_path) else subprocess.run(["umount", tmp_path], check=True)
+
+
+OPERATIONS = (
+    (os, ("open", "write", "fsync", "close", "rename", "replace", "mkdir", "rmdir", "unlink", "stat", "listdir")),
+)
+
+
+def kill_at(number: int) -> None:
+    """Let this process kill itself before the n-th of the operations that a save makes."""
+    counter = itertools.count(1)
+
+    def wrapped(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            if next(counter) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return call
+
+    for module, names in (*OPERATIONS, (safetensors.torch, ("save_file",)), (safetensors.numpy, ("save_file",))):
+        for name in names:
+            setattr(module, name, wrapped(getattr(module, name)))
+    builtins.open = wrapped(builtins.open)  # type: ignore[assignment]
+
+
+def saves_in_a_child(store: Store, number: int) -> bool:
+    """Save step 5 and keep one in a child that is killed at its n-th operation; False if it has not that many."""
+    child = os.fork()
+    if child == 0:
+        kill_at(number)
+        store.save(snapshot(5))
+        store.retain(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL)
+    return status != 0
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_operation_of_a_save_loses_neither_the_last_checkpoint_nor_the_way_on(tmp_path: Path) -> None:
+    found: list[int] = []
+    for number in itertools.count(1):
+        store = Store(tmp_path / f"checkpoints{number}")
+        store.save(snapshot(4))
+        killed = saves_in_a_child(store, number)
+
+        last = newest(store)
+        assert last in (4, 5)
+        found.append(last)
+        store.go_on_from(last)
+        store.save(snapshot(6))
+        store.retain(1)
+        assert newest(store) == 6
+        assert {path.name for path in store.root.iterdir()} <= {
+            "latest", "step_00000006", ".latest.new", *(["step_00000005"] if last == 4 else [])
+        }  # fmt: skip
+        if not killed:
+            break
+
+    assert found == sorted(found)  # once it is published it stays
+    assert found.count(4) > 20
+    assert found.count(5) > 5
+
+
+def test_reading_needs_no_torch_where_nothing_was_a_tensor(tmp_path: Path) -> None:
+    Store(tmp_path).save(encode(1, {"plugins": {"n": 1, "a": np.arange(3)}}))
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom hooktrainer.checkpoint.store import Store\n"
+        f"assert Store(Path({str(tmp_path)!r})).newest().snapshot.step == 1\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_path_may_be_a_checkpoint_a_directory_of_them_or_a_run(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        path = store.save(snapshot(4))
+        copy = path.rename(store.root / "the_good_one")
+        store.save(snapshot(5))
+
+    assert [find(place).snapshot.step for place in (copy, store.root, store.root.parent)] == [4, 5, 5]
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        find(copy / "nothing")

@@ -1,0 +1,215 @@
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from hooktrainer.cli import main
+from hooktrainer.errors import ConfigError, StarvedError
+from hooktrainer.run.registry import KINDS, known
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_plan_prints_every_signal_with_its_handlers_and_imports_no_torch() -> None:
+    done = python(
+        "-c",
+        "import sys; from hooktrainer.cli import main; code = main(sys.argv[1:]); "
+        "print([name for name in ('torch', 'rich') if name in sys.modules]); sys.exit(code)",
+        "plan",
+        QUICKSTART,
+        "plugins.validation.every=7",
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    *plan, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    signals = [line for line in plan if line and not line.startswith(" ")]
+    assert signals[0] == "fit_start"
+    assert signals[-1] == "fit_end"
+    (evaluate,) = [line for line in plan if "validation.evaluate" in line]
+    assert " ".join(evaluate.split()) == (
+        "400 EVALUATE validation.evaluate needs weights.published · adds metrics.row · every 7"
+    )
+
+
+def test_the_module_runs_like_the_command() -> None:
+    done = python("-m", "hooktrainer", "plan", str(ROOT / "nowhere.yaml"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "there is no such file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_a_wrong_configuration_shows_all_faults_and_exits_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, QUICKSTART, "paramter_sync_step=8", "trainer.train_batch_size=30"]) == 2
+    out, err = capsys.readouterr()
+    heading, *lines = err.splitlines()
+    assert out == ""
+    assert heading == f"2 faults in {QUICKSTART}:"
+    assert lines[0].startswith("  paramter_sync_step: unknown key")
+    assert lines[0].endswith("Did you mean 'trainer.parameter_sync_step'?")
+    assert lines[1] == ("  trainer.train_batch_size: 30 is not parameter_sync_step x ppo_mini_batch_size = 4 x 16 = 64")
+    assert len(lines) == 2
+
+
+def test_a_misspelt_option_of_a_plugin_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", QUICKSTART, "plugins.validation.evrey=5"]) == 2
+    heading, line = capsys.readouterr().err.splitlines()
+    assert heading == f"1 fault in {QUICKSTART}:"
+    assert line.startswith("  plugins[3].evrey: unknown key 'evrey'")
+    assert line.endswith("Did you mean 'every'?")
+
+
+def test_a_plan_that_reads_before_it_is_made_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", QUICKSTART, "plugins.log_after_collect.priority={step_end: 250}"]) == 2
+    assert "reads 'metrics.row' before metric_aggregation.reduce" in capsys.readouterr().err
+
+
+def test_later_files_and_overrides_may_come_in_any_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = tmp_path / "more=files.yaml"
+    more.write_text("plugins: [weight_sync, {use: validation, every: 2}]\n")
+    assert main(["plan", QUICKSTART, "plugins.validation.every=9", str(more)]) == 0
+    out = capsys.readouterr().out
+    assert "every 9" in out
+    assert "staleness" not in out
+
+
+def test_no_plugins_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", QUICKSTART, "plugins=[]"]) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "warning: no plugin is enabled: nothing logs, and nothing syncs weights"
+    assert second.startswith("warning: `fit` refuses this run: a run needs exactly one handler that syncs the weights")
+
+
+def test_plugins_lists_every_name_with_options_defaults_and_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins"]) == 0
+    out = capsys.readouterr().out
+    for kind in KINDS:
+        assert f"{kind} (entry points hooktrainer.{kind})\n" in out
+        assert all(f"  {name}: " in out for name in known(kind))
+    assert "sections (keys of the YAML)\n  algorithm: " in out
+    assert "cannot be used" not in out
+    assert "      size: int = 256\n          Held-out prompts" in out
+
+
+def test_plugins_shows_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "validation"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("plugins (entry points hooktrainer.plugins)\n  validation: ")
+    assert "weight_sync" not in first
+    assert main(["plugins", "hooktrainer_plugins.validation:Validation"]) == 0
+    assert capsys.readouterr().out.split()[5:] == first.split()[5:]
+
+
+@pytest.mark.parametrize("section", ["algorithm", "optim", "trainer", "replay", "run"])
+def test_plugins_shows_the_options_of_a_section(section: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", section]) == 0
+    heading, first, option, doc, *_ = capsys.readouterr().out.splitlines()
+    assert heading == "sections (keys of the YAML)"
+    assert first.startswith(f"  {section}: ")
+    assert option.startswith("      ")
+    assert ": " in option
+    assert doc.startswith("          ")
+
+
+@pytest.mark.parametrize("name", ["validation", "nowhere:Mine", "mine.py"])
+def test_plugins_of_what_cannot_be_used_exits_2(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = "hooktrainer_plugins.validation"
+    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    assert main(["plugins", name]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("1 fault:\n  ")
+
+
+def test_plugins_refuses_an_unknown_name_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "validaton"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("1 fault:\n  nothing has the name 'validaton'; there are ")
+    assert err.endswith(" Did you mean 'validation'?\n")
+
+
+def test_a_closed_pipe_ends_a_command_without_a_word() -> None:
+    code = "import sys; from hooktrainer.cli import main; sys.stdin.read(); sys.exit(main(['plugins']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+        _, err = process.communicate(timeout=120)
+    assert err == b""
+    assert process.returncode == 1
+
+
+def _raising(error: BaseException) -> object:
+    def run(_args: object) -> int:
+        raise error
+
+    return run
+
+
+def _noted(error: BaseException, note: str) -> BaseException:
+    error.add_note(note)
+    return error
+
+
+def _caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "err"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (_noted(StarvedError("waited 5 s"), "in staleness"), 1, "the run failed: waited 5 s\n  in staleness\n"),
+        (ConfigError("wrong"), 2, "1 fault:\n  wrong\n"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_command_raises_becomes_a_message_and_an_exit_code(
+    error: BaseException, code: int, err: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hooktrainer.cli.plugins.run", _raising(error))
+    assert main(["plugins"]) == code
+    assert capsys.readouterr().err == err
+
+
+@pytest.mark.parametrize(
+    "error", [_noted(ValueError("odd"), "in my_plugin"), _caused(StarvedError("dead"), ValueError("odd"))]
+)
+def test_what_somebodys_code_raised_is_shown_with_its_traceback(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hooktrainer.cli.plugins.run", _raising(error))
+    assert main(["plugins"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "ValueError: odd" in err
+    assert all(note in err for note in getattr(error, "__notes__", ()))
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("fit", "plan", "plugins"))
+
+
+@pytest.mark.parametrize("arguments", [[], ["fti"], ["fit"], ["plan", "--verbose"]])
+def test_a_command_line_that_is_none_exits_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2

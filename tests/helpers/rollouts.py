@@ -1,0 +1,129 @@
+"""A small model and task, and a buffer that only writes down what engines do to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hooktrainer import ports
+from hooktrainer.models.decoder import Decoder
+from hooktrainer.models.policy import full_state
+from hooktrainer.ports import FailureReason, Group, Trajectory
+from hooktrainer.tasks.addition import Addition
+from hooktrainer.tasks.prompts import TaskPrompts
+from hooktrainer.tasks.tokenizer import CharTokenizer
+
+TASK = Addition()
+TOKENIZER = CharTokenizer(TASK.alphabet)
+LENGTH = 6
+PATIENCE_S = 30
+
+
+def build(scale: float = 3.0, seed: int = 0) -> nn.Module:
+    """Far from uniform, so that a wrong temperature, version or cache shows."""
+    model = Decoder(layers=2, width=16, heads=2).build(
+        vocab_size=TOKENIZER.vocab_size, max_length=TASK.longest_prompt + LENGTH, seed=seed
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    return model
+
+
+class Versioned(nn.Module):
+    """A policy whose every weight is the number of its version; where it is not, its logits are not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.zeros(10_000)) for _ in range(3))
+
+    @classmethod
+    def state(cls, version: int) -> dict[str, Tensor]:
+        return {name: torch.full((10_000,), float(version)) for name in "abc"}
+
+    def new_cache(self, rows: int, length: int) -> Versioned:
+        return self
+
+    def append(self, other: Versioned, rows: Sequence[int]) -> None: ...
+
+    def keep(self, rows: Sequence[int]) -> None: ...
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: Versioned) -> Tensor:
+        return self.decode(tokens, cache)
+
+    def decode(self, tokens: Tensor, cache: Versioned) -> Tensor:
+        extremes = torch.stack([extreme for weight in (self.a, self.b, self.c) for extreme in weight.aminmax()])
+        torn = bool((extremes != extremes[0]).any())
+        return torch.full((len(tokens), TOKENIZER.vocab_size), torch.nan if torn else 0.0)
+
+
+def groups(count: int) -> list[Group]:
+    """Groups with prompts of several lengths."""
+    prompts = TaskPrompts(TASK, TOKENIZER, seed=0).take(count)
+    assert count < 5 or len({len(prompt.tokens) for prompt in prompts}) > 1
+    return [Group(number=number, stamp=1, prompt=prompt) for number, prompt in enumerate(prompts)]
+
+
+def publish(engine: ports.RolloutEngine, version: int, weights: Mapping[str, Tensor] | None = None) -> None:
+    engine.stage(full_state(build()) if weights is None else weights, version)
+    engine.flip()
+
+
+def versions_of(answers: Sequence[Trajectory]) -> set[int]:
+    return {version for answer in answers for version in answer.versions.tolist()}
+
+
+class Queue:
+    """The part of a replay buffer that engines see: what is claimed, and what became of it."""
+
+    def __init__(self, pending: Sequence[Group] = ()) -> None:
+        self.pending = list(pending)
+        self.claimed: list[int] = []
+        self.finished: dict[int, Sequence[Trajectory]] = {}
+        self.failed: dict[int, tuple[BaseException, FailureReason]] = {}
+        self.closed = False
+        self.changed = threading.Condition()
+
+    def dispatch(self, more: Sequence[Group]) -> None:
+        with self.changed:
+            self.pending += more
+            self.changed.notify_all()
+
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+        with self.changed:
+            if block:
+                self.changed.wait_for(lambda: self.pending or self.closed)
+            if self.closed:
+                return []
+            taken, self.pending = self.pending[:limit], self.pending[limit:]
+            self.claimed += [group.number for group in taken]
+            self.changed.notify_all()
+            return taken
+
+    def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
+        with self.changed:
+            assert group.number not in self.finished.keys() | self.failed.keys()
+            self.finished[group.number] = trajectories
+            self.changed.notify_all()
+
+    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
+        with self.changed:
+            assert group.number not in self.finished.keys() | self.failed.keys()
+            self.failed[group.number] = (error, reason)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        """Until so many groups are finished or failed."""
+        self.wait_until(lambda: len(self.finished) + len(self.failed) >= count)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, PATIENCE_S), (self.claimed, self.finished.keys(), self.failed)

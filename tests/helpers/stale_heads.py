@@ -1,0 +1,49 @@
+"""Policies that take every weight that they are given, and go on with the head that they first used."""
+
+from __future__ import annotations
+
+from multiprocessing import parent_process
+
+import torch
+from torch import Tensor, nn
+
+from helpers.rollouts import LENGTH, TASK, TOKENIZER
+from hooktrainer.models.transformer import Transformer
+
+
+def policy(kind: type[Transformer] = Transformer, *, tied: bool = False, seed: int = 0) -> Transformer:
+    """A small policy of the shape that a task needs."""
+    with torch.random.fork_rng(devices=()):
+        model = kind(
+            vocab_size=TOKENIZER.vocab_size,
+            max_length=TASK.longest_prompt + LENGTH,
+            layers=1,
+            width=16,
+            heads=2,
+            mlp_ratio=2,
+            positions="learned",
+            tied=tied,
+        )
+    model.initialize(torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model
+
+
+class StaleHead(Transformer):
+    """Its head is a copy, as of the first use of any module of this class."""
+
+    kept: Tensor | None = None
+
+    def project(self, states: Tensor) -> Tensor:
+        if StaleHead.kept is None:
+            StaleHead.kept = self.head.weight.clone()
+        return nn.functional.linear(states, StaleHead.kept)
+
+
+class StaleInWorkers(StaleHead):
+    """Right in the trainer's process, stale in the others."""
+
+    def project(self, states: Tensor) -> Tensor:
+        return Transformer.project(self, states) if parent_process() is None else super().project(states)

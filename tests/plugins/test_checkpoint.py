@@ -1,0 +1,440 @@
+"""checkpoint on the fake bus: when it saves, what it keeps, and what becomes of a save that fails or is slow."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import attrs
+import pytest
+
+from hooktrainer import Plugin, Priority, on, state
+from hooktrainer.bus.handlers import Entry
+from hooktrainer.checkpoint.codec import encode
+from hooktrainer.checkpoint.store import Store
+from hooktrainer.checkpoint.writer import Writer
+from hooktrainer.errors import CheckpointError, PlanError
+from hooktrainer.events import FitEnd, FitStart, StepEnd, StepStart
+from hooktrainer.ports import Snapshot
+from hooktrainer.testing import FakeBus, FakeRunState, check_order_independent, check_plugin
+from hooktrainer_plugins.checkpoint import Checkpoint
+
+PATIENCE_S = 30
+
+
+def started(tmp_path: Path, *, state: FakeRunState | None = None, **options: object) -> tuple[FakeBus, FakeRunState]:
+    run = state or FakeRunState(directory=tmp_path)
+    run.directory = tmp_path
+    bus = FakeBus(Checkpoint(run=run, **options), provides=["metrics.row"])
+    bus.fire(FitStart)
+    return bus, run
+
+
+def steps(tmp_path: Path) -> list[int]:
+    return sorted(int(path.name[-8:]) for path in (tmp_path / "checkpoints").glob("step_????????"))
+
+
+def test_it_keeps_the_contract() -> None:
+    check_plugin(Checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"), [("every", 0), ("keep_last", 0), ("keep_last", -2), ("best_mode", "most")]
+)
+def test_wrong_options_are_refused(option: str, wrong: object) -> None:
+    with pytest.raises(ValueError, match=str(wrong)):
+        Checkpoint(**{option: wrong})
+
+
+def test_every_n_steps_and_the_last_one_are_saved(tmp_path: Path) -> None:
+    bus, run = started(tmp_path, every=2, keep_last=-1)
+    for step in range(1, 6):
+        run.state["step"] = step
+        bus.fire(StepEnd, step=step, row={}, last=step == 5)
+    bus.fire(FitEnd, step=5)
+
+    assert steps(tmp_path) == [2, 4, 5]
+    again = FakeRunState(resume="auto")
+    started(tmp_path, state=again)
+    assert (again.step, again.state) == (5, {"step": 5})
+
+
+def test_an_end_in_the_middle_of_a_step_saves_the_complete_one_from_memory(tmp_path: Path) -> None:
+    bus, run = started(tmp_path, every=10)
+    run.state["step"] = 1
+    bus.fire(StepEnd, step=1, row={})
+    run.state["step"] = 1.5
+    bus.fire(FitEnd, step=1, status="interrupted")
+
+    assert Store(tmp_path / "checkpoints").newest().snapshot.parts["state"] == {"step": 1}
+
+
+def test_without_the_copy_in_memory_such_an_end_says_that_the_step_is_not_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, run = started(tmp_path, every=2, in_memory=False)
+    for step in (1, 2, 3):
+        bus.fire(StepEnd, step=step, row={})
+    bus.fire(FitEnd, step=3, status="interrupted")
+
+    assert run.captured == [2]
+    assert steps(tmp_path) == [2]
+    assert "step 3 is complete but not saved: in_memory is off" in caplog.text
+
+
+@pytest.mark.parametrize("status", ["completed", "stopped"])
+def test_without_the_copy_in_memory_an_end_between_steps_is_saved(tmp_path: Path, status: str) -> None:
+    bus, _ = started(tmp_path, every=2, in_memory=False)
+    bus.fire(StepStart, step=1)
+    bus.fire(StepEnd, step=1, row={})
+    bus.fire(FitEnd, step=1, status=status)
+
+    assert steps(tmp_path) == [1]
+
+
+def test_without_the_copy_in_memory_a_step_that_another_one_followed_is_not_saved_any_more(tmp_path: Path) -> None:
+    bus, run = started(tmp_path, every=2, in_memory=False)
+    for step in (1, 2, 3):
+        bus.fire(StepStart, step=step)
+        bus.fire(StepEnd, step=step, row={})
+    bus.fire(StepStart, step=4)  # here it was stopped, and handlers have begun
+    bus.fire(FitEnd, step=3, status="stopped")
+
+    assert run.captured == [2]
+    assert steps(tmp_path) == [2]
+
+
+def test_a_step_that_broke_before_it_was_saved_is_saved_at_the_end(tmp_path: Path) -> None:
+    bus, run = started(tmp_path, every=10)
+    bus.fire(StepEnd, step=1, row={})
+    run.state["step"] = 2
+    bus.fire(FitEnd, step=2, status="failed", row={})
+
+    assert steps(tmp_path) == [2]
+
+
+def test_nothing_is_saved_of_a_run_that_made_no_step(tmp_path: Path) -> None:
+    bus, _ = started(tmp_path)
+    bus.fire(FitEnd, step=0, status="failed")
+
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_that_was_over_is_left_as_it_is(tmp_path: Path) -> None:
+    bus, _ = started(tmp_path)
+    bus.fire(StepEnd, step=1, row={}, last=True)
+    bus.fire(FitEnd, step=1)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    bus, _ = started(tmp_path, state=FakeRunState(resume="auto"))
+    bus.fire(FitEnd, step=1, status="already_done")
+
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("scores", "keep_last", "expected"),
+    [
+        ([0.9, 0.5, 0.6], 2, [1, 2, 3]),
+        ([0.9, 0.5, 0.6], 1, [1, 3]),
+        ([None, None, None], 1, [3]),
+        ([float("nan"), 0.5, 0.4], 1, [2, 3]),
+    ],
+)
+def test_the_best_is_kept_beside_the_last(
+    tmp_path: Path, scores: list[float | None], keep_last: int, expected: list[int]
+) -> None:
+    bus, _ = started(tmp_path, every=1, keep_last=keep_last, keep_best="val/score/mean")
+    for step, score in enumerate(scores, start=1):
+        bus.fire(StepEnd, step=step, row={} if score is None else {"val/score/mean": score})
+    bus.fire(FitEnd, step=3)
+
+    assert steps(tmp_path) == expected
+
+
+def test_the_best_is_on_the_disk_though_it_was_no_step_to_be_saved(tmp_path: Path) -> None:
+    bus, _ = started(tmp_path, every=3, keep_last=1, keep_best="val/score/mean")
+    for step in range(1, 8):  # saved every 3 steps, validated every 2
+        bus.fire(StepEnd, step=step, row={"val/score/mean": [0.1, 0.9, 0.2][step // 2 - 1]} if step % 2 == 0 else {})
+    bus.fire(FitEnd, step=7)
+
+    assert steps(tmp_path) == [4, 7]
+    best = Store(tmp_path / "checkpoints").read(tmp_path / "checkpoints" / "step_00000004")
+    assert best.step == 4
+
+
+def test_the_best_is_known_after_a_restart(tmp_path: Path) -> None:
+    bus, _ = started(tmp_path, every=1, keep_last=1, keep_best="score")
+    bus.fire(StepEnd, step=1, row={"score": 0.9})
+    bus.fire(StepEnd, step=2, row={"score": 0.5})
+    bus.fire(FitEnd, step=2)
+
+    bus, _ = started(tmp_path, state=FakeRunState(resume="auto"), every=10, keep_last=1, keep_best="score")
+    bus.fire(StepEnd, step=3, row={"score": 0.6})
+    bus.fire(StepEnd, step=4, row={})
+    bus.fire(FitEnd, step=4)
+
+    assert steps(tmp_path) == [1, 4]
+
+
+def test_evaluation_draws_nothing_from_the_run(tmp_path: Path) -> None:
+    run = FakeRunState(directory=tmp_path, generators={"drawn": 3})
+    plugin = Checkpoint(run=run)
+    bus = FakeBus(plugin, provides=["metrics.row"])
+    bus.fire(FitStart)
+
+    plugin.keep_random(StepEnd(step=1, version=0, iterations=1))
+    run.generators["drawn"] = 7
+    plugin.put_random_back(StepEnd(step=1, version=0, iterations=1))
+
+    assert run.generators == {"drawn": 3}
+
+
+def test_an_evaluation_that_breaks_draws_nothing_from_the_run_that_goes_on(tmp_path: Path) -> None:
+    saved: list[object] = []
+
+    class Run(FakeRunState):
+        def capture(self, step: int) -> Snapshot:
+            saved.append(dict(self.generators))
+            return super().capture(step)
+
+    run = Run(directory=tmp_path, generators={"drawn": 3})
+
+    @attrs.define
+    class Breaks(Plugin):
+        """Draws, and fails."""
+
+        @on(StepEnd, priority=Priority.EVALUATE)
+        def evaluate(self, event: StepEnd) -> None:
+            run.generators["drawn"] = 7
+            raise ValueError("broken")
+
+    bus = FakeBus(Checkpoint(run=run), Breaks(), provides=["metrics.row"])
+    bus.fire(FitStart)
+    with pytest.raises(ValueError, match="broken"):
+        bus.fire(StepEnd, step=1)
+    bus.fire(FitEnd, step=1, status="failed", row={})
+
+    assert steps(tmp_path) == [1]
+    assert saved[-1] == {"drawn": 3}
+
+
+KEEPS_NOTHING = "keep_best keeps nothing: no row so far has 'val/scor/mean'. Did you mean 'val/score/mean'?"
+
+
+def test_a_best_by_what_no_validation_has_is_said_with_the_first_validation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, _ = started(tmp_path, keep_best="val/scor/mean")
+    bus.fire(StepEnd, step=1, row={"actor/pg_loss": 1.0})
+    assert not caplog.records
+    for step in (2, 3):
+        bus.fire(StepEnd, step=step, row={"val/score/mean": 1.0})
+        assert [record.getMessage() for record in caplog.records] == [KEEPS_NOTHING]
+    bus.fire(FitEnd, step=3)
+    assert len(caplog.records) == 1
+
+
+def test_a_best_by_what_no_row_has_is_said_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bus, _ = started(tmp_path, keep_best="score")
+    bus.fire(StepEnd, step=1, row={"scores": 1.0})
+    bus.fire(StepEnd, step=2, row={"loss": 1.0})
+    assert not caplog.records
+    bus.fire(FitEnd, step=2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "keep_best keeps nothing: no row so far has 'score'. Did you mean 'scores'?"
+    ]
+
+
+def test_a_best_that_some_rows_have_is_nothing_to_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bus, _ = started(tmp_path, keep_best="score")
+    for step, row in enumerate([{"loss": 1.0}, {"score": 1.0}, {"loss": 1.0}], start=1):
+        bus.fire(StepEnd, step=step, row=row)
+    bus.fire(FitEnd, step=3)
+    assert not caplog.records
+
+
+class Disk:
+    """Stands in for the disk: full, or slow until it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.writing = threading.Event()
+        real = Store.save
+
+        def save(store: Store, *arguments: object, **options: object) -> Path:
+            self.writing.set()
+            assert self.go_on.wait(PATIENCE_S)
+            if self.full:
+                raise CheckpointError("the disk is full")
+            return real(store, *arguments, **options)
+
+        monkeypatch.setattr(Store, "save", save)
+
+
+def test_a_save_that_failed_in_the_background_is_raised_in_the_next_step_and_the_last_one_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    bus, _ = started(tmp_path, every=1, keep_last=1)
+    bus.fire(StepEnd, step=1, row={})
+    wait_for_idle(bus)
+    disk.full = True
+    bus.fire(StepEnd, step=2, row={})
+    wait_for_idle(bus)
+
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        bus.fire(StepEnd, step=3, row={})
+    assert steps(tmp_path) == [1]
+    disk.full = False
+    bus.fire(FitEnd, step=3, status="failed", row={})
+
+    assert steps(tmp_path) == [3]
+
+
+@pytest.mark.parametrize(("status", "saved"), [("interrupted", [1, 3]), ("stopped", [1, 2, 3])])
+def test_who_interrupts_a_run_waits_for_its_last_step_and_not_for_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, saved: list[int]
+) -> None:
+    disk = Disk(monkeypatch)
+    bus, _ = started(tmp_path, every=1, keep_last=-1)
+    disk.go_on.clear()
+    bus.fire(StepEnd, step=1, row={})
+    assert disk.writing.wait(PATIENCE_S)
+    bus.fire(StepEnd, step=2, row={})  # waits for the first
+    run = bus.plan.entries[-1].plugin.run
+    run.capture(3)
+    real = Writer.close
+
+    def close(writer: Writer, seconds: float | None = None) -> None:
+        disk.go_on.set()
+        real(writer, seconds)
+
+    monkeypatch.setattr(Writer, "close", close)
+    bus.fire(FitEnd, step=3, status=status)
+
+    assert steps(tmp_path) == saved
+
+
+def test_a_disk_that_hangs_does_not_keep_a_run_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    bus, _ = started(tmp_path, every=1, patience_s=0.1)
+    disk.go_on.clear()
+    bus.fire(StepEnd, step=1, row={})
+    with pytest.raises(CheckpointError, match="checkpoint of step 1 was given up after 0.1"):
+        bus.fire(FitEnd, step=1, status="interrupted")
+
+    late = writer_of(bus)._thread
+    disk.go_on.set()
+    late.join(PATIENCE_S)
+    assert steps(tmp_path) == []
+
+
+def writer_of(bus: FakeBus) -> Writer:
+    (plugin,) = [entry.plugin for entry in bus.plan.entries if isinstance(entry.plugin, Checkpoint)]
+    return plugin._writer
+
+
+def wait_for_idle(bus: FakeBus) -> None:
+    writer = writer_of(bus)
+    with writer._changed:
+        assert writer._changed.wait_for(lambda: writer._waiting is None and writer._writing is None, PATIENCE_S)
+
+
+def test_a_save_that_fails_at_the_end_is_raised_there_with_both_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    bus, _ = started(tmp_path, every=1)
+    disk.full = True
+    bus.fire(StepEnd, step=1, row={})
+
+    with pytest.raises(CheckpointError, match="the disk is full") as caught:
+        bus.fire(FitEnd, step=1)
+    assert any("tried once more: the disk is full" in note for note in caught.value.__notes__)
+    assert writer_of(bus)._thread is None
+
+
+def test_the_run_goes_on_while_a_checkpoint_is_written_and_nothing_of_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    bus, run = started(tmp_path, every=1, keep_last=-1)
+    disk.go_on.clear()
+    for step in (1, 2):  # one is being written, one waits
+        run.state["values"] = [step]
+        bus.fire(StepEnd, step=step, row={})
+        assert disk.writing.wait(PATIENCE_S)
+    run.state["values"].append("changed since")
+    disk.go_on.set()
+    bus.fire(FitEnd, step=2)
+
+    store = Store(tmp_path / "checkpoints")
+    for step in (1, 2):
+        assert store.read(store.root / f"step_0000000{step}").parts["state"]["values"] == [step]
+
+
+def test_a_slow_disk_makes_the_run_wait_so_that_every_save_is_made_in_order() -> None:
+    written: list[int] = []
+    go_on = threading.Semaphore(0)
+
+    def write(snapshot: Snapshot, _: object) -> None:
+        go_on.acquire()
+        written.append(snapshot.step)
+
+    writer = Writer(write)
+    writer.put(encode(1, {}), {})
+    writer.put(encode(2, {}), {})
+    third = threading.Thread(target=writer.put, args=(encode(3, {}), {}))
+    third.start()
+    third.join(0.2)
+    assert third.is_alive()  # one is being written, one waits
+
+    for _ in range(3):
+        go_on.release()
+    third.join(PATIENCE_S)
+    writer.close()
+    assert written == [1, 2, 3]
+
+
+def test_without_a_run_directory_it_says_what_is_missing() -> None:
+    bus = FakeBus(Checkpoint(run=FakeRunState()), provides=["metrics.row"])
+    with pytest.raises(CheckpointError, match="no run directory"):
+        bus.fire(FitStart)
+
+
+def test_nothing_is_published_once_the_process_was_told_to_leave_at_once(tmp_path: Path) -> None:
+    bus, _ = started(tmp_path, every=1)
+    writer_of(bus).abandoned = True
+    bus.fire(StepEnd, step=1, row={})
+    wait_for_idle(bus)
+
+    assert steps(tmp_path) == []
+
+
+@attrs.define
+class Late(Plugin):
+    """Changes its state once everybody is done."""
+
+    seen: int = state(0)
+
+    @on(StepEnd, priority=Priority.CLEANUP)
+    def count(self, event: StepEnd) -> None:
+        self.seen += 1
+
+
+def test_a_state_that_changes_after_the_save_is_refused_where_the_plan_is_made() -> None:
+    with pytest.raises(PlanError, match=r"late.count .* runs after checkpoint.save .* a priority below 799") as caught:
+        FakeBus(Late(), Checkpoint(), provides=["metrics.row"])
+    assert caught.value.faults[0].address == "plugins[0]"
+
+    FakeBus(Entry(Late(), "late", "plugins[0]", {"step_end": 650}), Checkpoint(), provides=["metrics.row"])
+    FakeBus(Late(), Entry(Checkpoint(), "checkpoint", "plugins[1]", {"save": 900}), provides=["metrics.row"])
+
+
+def test_the_order_of_the_list_does_not_matter() -> None:
+    check_order_independent(["metric_aggregation", "weight_sync", "log_after_collect", "checkpoint"])

@@ -1,0 +1,190 @@
+"""weight_sync on the fake bus."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hooktrainer.errors import SyncError
+from hooktrainer.events import FitStart, StepEnd, WeightsSynced
+from hooktrainer.ports import Prompt
+from hooktrainer.testing import (
+    FakeBuffer,
+    FakeBus,
+    FakeEngine,
+    FakeLearner,
+    FakePrompts,
+    FakeTransport,
+    ManualClock,
+    check_plugin,
+)
+from hooktrainer.weight_sync.same_host import SameHost
+from hooktrainer_plugins.weight_sync import WeightSync
+
+
+def weight_sync(
+    transport: FakeTransport,
+    engine: FakeEngine | None = None,
+    clock: ManualClock | None = None,
+    learner: FakeLearner | None = None,
+    **options: object,
+) -> WeightSync:
+    return WeightSync(
+        learner=learner or FakeLearner(),
+        engine=engine or FakeEngine(),
+        transport=transport,
+        buffer=FakeBuffer(),
+        prompts=FakePrompts(),
+        clock=clock or ManualClock(),
+        **options,
+    )
+
+
+def test_it_keeps_the_contract() -> None:
+    check_plugin(WeightSync)
+
+
+def test_the_first_publish_is_no_sync_of_a_step() -> None:
+    transport = FakeTransport()
+    bus = FakeBus(weight_sync(transport), provides=["metrics.row"])
+
+    bus.fire(FitStart)
+
+    assert (transport.published, bus.emitted) == ([0], ())
+
+
+def test_step_k_publishes_version_k_and_says_so_once() -> None:
+    transport, engine = FakeTransport(), FakeEngine()
+    bus = FakeBus(weight_sync(transport, engine), provides=["metrics.row"])
+
+    bus.fire(StepEnd, step=7, last=True)
+
+    assert (transport.published, engine.version) == ([7], 7)
+    (synced,) = bus.emitted
+    assert isinstance(synced, WeightsSynced)
+    assert (synced.step, synced.version, synced.last) == (7, 7, True)
+
+
+def test_a_publish_that_fails_emits_nothing_and_the_next_one_publishes_its_own_step() -> None:
+    transport, engine = FakeTransport([None, SyncError("lost"), None]), FakeEngine()
+    bus = FakeBus(weight_sync(transport, engine), provides=["metrics.row"])
+
+    bus.fire(StepEnd, step=1)
+    assert [event.version for event in bus.emitted] == [1]
+    with pytest.raises(SyncError, match="lost"):
+        bus.fire(StepEnd, step=2)
+    assert (bus.emitted, engine.version) == ((), 1)
+    bus.fire(StepEnd, step=3)
+
+    assert [event.version for event in bus.emitted] == [3]
+    assert (transport.published, engine.version) == ([1, 3], 3)
+
+
+class KeepsItsHead(FakeEngine):
+    """Acknowledges everything, and goes on with the first weights that it was given."""
+
+    @property
+    def held(self) -> object:
+        return self._first if hasattr(self, "_first") else super().held
+
+    def flip(self) -> None:
+        super().flip()
+        self._first = self.held
+
+
+def test_an_engine_that_keeps_what_it_had_is_taken_back_and_nothing_is_emitted() -> None:
+    engine, learner = KeepsItsHead(), FakeLearner()
+    bus = FakeBus(weight_sync(FakeTransport(), engine, learner=learner), provides=["metrics.row"])
+
+    bus.fire(FitStart)
+    learner.update(())
+    with pytest.raises(SyncError, match=r"engine 0 \(KeepsItsHead\) does not use the weights that it confirmed"):
+        bus.fire(StepEnd, step=1)
+
+    assert (bus.emitted, engine.version, engine.paused) == ((), 0, False)
+    assert engine.calls[-2:] == ["unflip", "resume"]
+
+
+class WithoutScores(FakeLearner):
+    logprobs = None
+
+
+def test_a_learner_that_cannot_score_is_told_so_before_anything_is_staged() -> None:
+    engine = FakeEngine()
+    bus = FakeBus(weight_sync(FakeTransport(), engine, learner=WithoutScores()), provides=["metrics.row"])
+    with pytest.raises(
+        SyncError, match=r"WithoutScores has no logprobs\(tokens\).*\{use: weight_sync, canary: false\}"
+    ):
+        bus.fire(StepEnd, step=1)
+    assert engine.calls == []
+
+
+def test_without_a_canary_nobody_has_to_score() -> None:
+    engine = FakeEngine()
+    bus = FakeBus(weight_sync(FakeTransport(), engine, learner=WithoutScores(), canary=False), provides=["metrics.row"])
+    bus.fire(StepEnd, step=1)
+    assert engine.calls == ["stage", "pause", "flip", "resume"]
+    assert "weight_sync/canary_error" not in bus.row
+
+
+def test_without_a_held_out_prompt_there_is_no_canary_and_that_is_an_error() -> None:
+    class NoneHeldOut(FakePrompts):
+        def heldout(self, count: int) -> list[object]:
+            return []
+
+    plugin = weight_sync(FakeTransport())
+    plugin.prompts = NoneHeldOut()
+    with pytest.raises(SyncError, match="no held-out prompt to make a canary of"):
+        FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=1)
+
+
+def test_the_canary_is_the_beginning_of_the_first_held_out_prompt() -> None:
+    asked: list[list[int]] = []
+
+    class Listening(FakeLearner):
+        def logprobs(self, tokens: np.ndarray) -> np.ndarray:
+            asked.append(tokens.tolist())
+            return super().logprobs(tokens)
+
+    class Long(FakePrompts):
+        def heldout(self, count: int) -> list[Prompt]:
+            return [Prompt("long", np.arange(50))][:count]
+
+    plugin = weight_sync(FakeTransport(), learner=Listening())
+    FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=1)
+    plugin.prompts = Long()
+    FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=2)
+    assert asked == [[1, 1], [*range(8)]]  # a single token is repeated
+
+
+def test_what_the_canary_differed_by_is_in_the_row() -> None:
+    class Rounded(FakeEngine):
+        def logprobs(self, tokens: np.ndarray) -> np.ndarray:
+            return super().logprobs(tokens) + 0.25
+
+    bus = FakeBus(weight_sync(FakeTransport(), Rounded(), canary_atol=0.5), provides=["metrics.row"])
+    bus.fire(StepEnd, step=1)
+    assert bus.row["weight_sync/canary_error"] == 0.25
+
+
+def test_the_real_transport_takes_fakes_too() -> None:
+    learner, engine = FakeLearner(), FakeEngine()
+    bus = FakeBus(weight_sync(SameHost(), engine, learner=learner, bucket_mb=0.5), provides=["metrics.row"])
+    learner.weights = lambda: {"w": torch.full((3,), float(learner.updates))}
+    learner.logprobs = lambda tokens: np.full(len(tokens) - 1, -3.0 * learner.updates, np.float32)
+    for step in (1, 2):
+        learner.update(())
+        bus.fire(StepEnd, step=step)
+        assert (engine.version, engine.held["w"].tolist()) == (step, [float(step)] * 3)
+
+
+def test_the_time_of_the_sync_is_in_the_row_of_its_step() -> None:
+    clock = ManualClock()
+    bus = FakeBus(weight_sync(FakeTransport(before_publish=clock.advance), clock=clock), provides=["metrics.row"])
+    times = []
+    for step in (1, 2, 3):
+        bus.fire(StepEnd, step=step)
+        times.append(bus.row["timing_s/weight_sync"])
+
+    assert times == [1.0, 2.0, 3.0]

@@ -1,0 +1,102 @@
+"""Answers that are decoded together: each ends for itself, and says what the model said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hooktrainer.ports import Prompt
+from hooktrainer.rollout.decode_batch import Draft, Lane
+from hooktrainer.rollout.options import Sampling
+from hooktrainer.weight_sync.torn_reads import Echo
+
+EOS = 1
+PROMPT = Prompt("23", np.array([2, 3]))
+
+
+@attrs.define
+class Scripted:
+    """A model that gives each token the same probabilities everywhere, and writes down what it reads."""
+
+    probabilities: Sequence[float]
+    read: list[list[list[int]]] = attrs.field(factory=list)
+    lengths: list[int] = attrs.field(factory=list)
+
+    def new_cache(self, rows: int, length: int) -> Scripted:
+        return self
+
+    def append(self, other: Scripted, rows: Sequence[int]) -> None:
+        self.read.append([["copies", *rows]])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.read.append([["keeps", *rows]])
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: object) -> Tensor:
+        self.read.append([row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)])
+        return torch.log(torch.tensor(self.probabilities)).expand(len(tokens), -1)
+
+    def decode(self, tokens: Tensor, cache: object) -> Tensor:
+        self.read.append([tokens.tolist()])
+        return torch.log(torch.tensor(self.probabilities)).expand(len(tokens), -1)
+
+
+def lane(model: Scripted, longest: int = 3) -> Lane:
+    options = Sampling(max_response_length=longest)
+    return Lane(
+        model,
+        7,
+        options=options,
+        eos_id=EOS,
+        device=torch.device("cpu"),
+        slots=8,
+        length=8,
+        echo=lambda: Echo(7, 0, 0),
+    )
+
+
+def drafts(*draws: list[float]) -> list[Draft]:
+    return [Draft(PROMPT, 0, np.array(own)) for own in draws]
+
+
+def test_an_answer_ends_at_its_end_token_or_the_longest_length() -> None:
+    made = lane(Scripted([0.1, 0.2, 0.3, 0.4]))
+    first, second = drafts([0.05, 0.95, 0.5], [0.15, 0.0, 0.0])
+    made.admit([first, second])
+
+    left = [[draft is first for draft in made.step()] for _ in range(3)]
+
+    assert left == [[False], [], [True]]
+    assert (first.tokens, first.ended) == ([0, 3, 2], False)
+    assert (second.tokens, second.ended) == ([EOS], True)
+    np.testing.assert_allclose(np.exp(first.logprobs), [0.1, 0.4, 0.3], rtol=1e-6)
+    assert first.versions == [7, 7, 7]
+    assert made.rows == []
+
+
+def test_a_prompt_is_read_once_and_gaps_are_filled_from_the_end() -> None:
+    model = Scripted([0.0, 0.5, 0.0, 0.5])
+    made = lane(model)
+    made.admit(drafts([0.1], [0.9, 0.1], [0.1], [0.9, 0.1]))
+
+    made.step()
+
+    assert model.read == [[[2, 3]], [["copies", 0, 0, 0, 0]], [["keeps", 3, 1]], [[3, 3]]]
+
+
+def test_an_answer_that_was_begun_elsewhere_goes_on_where_it_was() -> None:
+    model = Scripted([0.0, 0.5, 0.0, 0.5])
+    made = lane(model)
+    begun = Draft(PROMPT, 0, np.array([0.9, 0.9, 0.1]), tokens=[3], logprobs=[-0.5], versions=[6])
+    made.admit([begun, *drafts([0.1])])
+
+    while made.rows:
+        made.step()
+
+    assert model.read[0] == [[2, 3, 3], [2, 3]]
+    assert (begun.tokens, begun.versions) == ([3, 3, EOS], [6, 7, 7])
+    assert begun.logprobs == pytest.approx([-0.5, np.log(0.5), np.log(0.5)])

@@ -1,0 +1,300 @@
+"""All engines alike: every group ends, on weights that were published, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing import active_children
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from helpers.rollouts import LENGTH, PATIENCE_S, TASK, TOKENIZER, Queue, Versioned, build, groups, publish, versions_of
+from hooktrainer import ports
+from hooktrainer.errors import RolloutError, SyncError
+from hooktrainer.models.policy import full_state
+from hooktrainer.ports import Group, Trajectory
+from hooktrainer.rollout.inline import Inline
+from hooktrainer.rollout.process.engine import Process
+from hooktrainer.rollout.thread import Thread
+from hooktrainer.tasks.addition import Addition
+
+BASE = {"n": 2, "max_response_length": LENGTH}
+OPTIONS = {
+    "inline": Inline(**BASE),
+    "inline by group": Inline(**BASE, batching="group"),
+    "thread": Thread(**BASE),
+    "3 threads by group": Thread(**BASE, workers=3, batching="group"),
+    "2 threads, few slots": Thread(**BASE, workers=2, slots=3, on_sync="continue"),
+    "2 processes": Process(**BASE, workers=2),
+    "process by group": Process(**BASE, workers=1, batching="group"),
+}
+NO_PROCESS = [name for name in OPTIONS if "process" not in name]
+
+
+@attrs.frozen(kw_only=True)
+class FailingTask(Addition):
+    """Scores nothing, each time for another reason."""
+
+    def score(self, truth: str, answer: str) -> float:
+        raise ERRORS[truth]
+
+
+ERRORS: dict[str, BaseException] = {
+    "0": ArithmeticError("no score"),
+    "1": asyncio.CancelledError("gone"),
+    "2": concurrent.futures.CancelledError("gone"),
+    "3": TimeoutError("late"),
+}
+
+
+def made(name: str, task: Addition = TASK) -> ports.RolloutEngine:
+    return OPTIONS[name].build(policy=build, tokenizer=TOKENIZER, task=task, seed=0)
+
+
+@pytest.fixture(params=OPTIONS)
+def engine(request: pytest.FixtureRequest) -> Iterator[ports.RolloutEngine]:
+    engine = made(request.param)
+    yield engine
+    engine.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
+    assert not active_children()
+
+
+def serve(engine: ports.RolloutEngine, queue: Queue, count: int) -> None:
+    engine.start(queue)
+    engine.pump()
+    queue.wait_for(count)
+
+
+def test_it_is_a_port_and_every_claimed_group_gets_n_answers_on_one_version(engine: ports.RolloutEngine) -> None:
+    assert isinstance(engine, ports.RolloutEngine)
+    queue = Queue(groups(7))
+    publish(engine, 3)
+
+    serve(engine, queue, 7)
+
+    assert sorted(queue.finished) == list(range(7))
+    assert [len(answers) for answers in queue.finished.values()] == [2] * 7
+    assert {version for answers in queue.finished.values() for version in versions_of(answers)} == {3}
+    metrics = engine.take_metrics()
+    tokens = sum(len(answer.tokens) for answers in queue.finished.values() for answer in answers)
+    assert metrics["rollout/num_tokens"].value == tokens
+    assert metrics["rollout/num_trajectories"].value == 14
+    assert metrics["timing_s/generate"].value > 0
+    assert metrics["perf/rollout_tokens_per_worker_second"].value == pytest.approx(
+        tokens / metrics["timing_s/generate"].value
+    )
+    assert "rollout/num_tokens" not in engine.take_metrics()
+
+
+@pytest.mark.parametrize("name", ["3 threads by group", "process by group"])
+def test_groups_decoded_by_themselves_repeat_inline_to_the_last_bit(name: str) -> None:
+    engines = [made("inline by group"), made(name)]
+    queues = [Queue(groups(12)), Queue(groups(12))]
+    for engine, queue in zip(engines, queues, strict=True):
+        publish(engine, 0)
+        serve(engine, queue, 12)
+        engine.close()
+    for number in range(12):
+        for one, other in zip(*(queue.finished[number] for queue in queues), strict=True):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            np.testing.assert_array_equal(one.logprobs, other.logprobs)
+            assert (one.score, one.text) == (other.score, other.text)
+
+
+def test_validation_is_greedy_and_on_the_published_weights(engine: ports.RolloutEngine) -> None:
+    prompts = [group.prompt for group in groups(4)]
+    with pytest.raises(RolloutError, match="no weights were published"):
+        engine.answer(prompts)
+    publish(engine, 5)
+    answers = engine.answer(prompts)
+    assert versions_of(answers) == {5}
+    assert [answer.text for answer in answers] == [answer.text for answer in engine.answer(prompts)]
+    assert engine.answer([]) == []
+
+
+def test_close_may_come_twice_and_before_start(engine: ports.RolloutEngine) -> None:
+    engine.close()
+    engine.close()
+
+
+def test_a_version_in_use_is_untouched_by_a_bad_stage(engine: ports.RolloutEngine) -> None:
+    publish(engine, 1)
+    prompts = [groups(1)[0].prompt]
+    before = engine.answer(prompts)
+    with pytest.raises(SyncError, match=r"'norm\.weight' has shape \(3,\)"):
+        engine.stage({"norm.weight": torch.zeros(3)}, 2)
+    with pytest.raises(SyncError, match="without staged weights"):
+        engine.flip()
+    engine.stage({"norm.weight": torch.zeros(16)}, 2)
+    with pytest.raises(SyncError, match=r"15 of 16 tensors never arrived, such as 'embedding"):
+        engine.flip()
+    engine.unflip()
+    assert engine.version == 1
+    np.testing.assert_array_equal(engine.answer(prompts)[0].logprobs, before[0].logprobs)
+
+
+@pytest.mark.parametrize("name", ["inline", "3 threads by group", "process by group"])
+def test_an_error_costs_its_own_group_only_and_says_what_it_was(name: str) -> None:
+    engine = made(name, FailingTask())
+    publish(engine, 0)
+    kinds = [attrs.evolve(group, prompt=attrs.evolve(group.prompt, truth=str(group.number))) for group in groups(4)]
+    queue = Queue(kinds)
+    serve(engine, queue, 4)
+    queue.dispatch([attrs.evolve(kinds[0], number=9)])
+    engine.pump()
+    queue.wait_for(5)
+    engine.close()
+
+    assert {number: reason for number, (_, reason) in queue.failed.items()} == {
+        0: "error",
+        1: "cancelled",
+        2: "cancelled",
+        3: "timeout",
+        9: "error",
+    }
+    assert repr(queue.failed[0][0]) == "ArithmeticError('no score')"
+    assert queue.finished == {}
+
+
+@attrs.frozen(kw_only=True)
+class SilentTask(Addition):
+    """Returns early."""
+
+    gives: object = None
+
+    def score(self, truth: str, answer: str) -> float:
+        return self.gives  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("gives", [None, "1.0"])
+def test_a_score_that_is_no_number_is_an_error_that_says_so(gives: object) -> None:
+    engine = made("inline", SilentTask(gives=gives))
+    publish(engine, 0)
+    queue = Queue(groups(1))
+    serve(engine, queue, 1)
+    error, reason = queue.failed[0]
+    assert reason == "error"
+    assert f"SilentTask.score gave {gives!r}" in str(error)
+
+
+@pytest.mark.parametrize(("answers", "found"), [(None, "nothing"), ([], "0 answers")])
+def test_a_generator_that_returns_early_is_an_error_that_says_so(answers: object, found: str) -> None:
+    engine = made("inline")
+    engine._generator.trajectories = lambda _: answers
+    publish(engine, 0)
+    queue = Queue(groups(1))
+    serve(engine, queue, 1)
+    assert str(queue.failed[0][0]).startswith(f"early return: {found} instead of 2 answers")
+
+
+@pytest.mark.parametrize("name", ["inline", "process by group"])
+def test_logits_that_are_not_finite_are_an_error(name: str) -> None:
+    engine = made(name)
+    publish(engine, 0, {key: torch.full_like(tensor, torch.nan) for key, tensor in full_state(build()).items()})
+    queue = Queue(groups(2))
+    serve(engine, queue, 2)
+    engine.close()
+    assert all("not finite" in str(error) for error, _ in queue.failed.values())
+
+
+def test_an_interrupt_on_the_loops_thread_fails_the_groups_and_goes_on_up() -> None:
+    class Interrupted(Queue):
+        def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
+            if group.number == 1:
+                raise KeyboardInterrupt
+            super().finish(group, trajectories)
+
+    engine = made("inline by group")
+    publish(engine, 0)
+    queue = Interrupted(groups(3))
+    engine.start(queue)
+    with pytest.raises(KeyboardInterrupt):
+        engine.pump()
+    assert (sorted(queue.finished), sorted(queue.failed), len(queue.pending)) == ([0], [1], 1)
+
+
+@pytest.mark.parametrize("name", ["thread", "process by group"])
+def test_a_dead_thread_wakes_the_loop_and_tells_it(name: str) -> None:
+    class Broken(Queue):
+        def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+            raise LookupError("no buffer")
+
+    engine = made(name)
+    queue = Broken()
+    engine.start(queue)
+    queue.wait_until(lambda: queue.closed)
+    with pytest.raises(RolloutError, match="no buffer") as caught:
+        engine.pump()
+    assert isinstance(caught.value.__cause__, LookupError)
+    engine.close()
+
+
+@pytest.mark.parametrize("on_sync", ["finish", "continue"])
+@pytest.mark.parametrize("kind", [Thread, Process])
+def test_readers_see_one_whole_version_while_weights_flip(kind: type[Thread], on_sync: str) -> None:
+    options = kind(**BASE, workers=2, slots=4, on_sync=on_sync)
+    engine = options.build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
+    publish(engine, 0, Versioned.state(0))
+    queue = Queue(groups(150))
+    engine.start(queue)
+    queue.wait_for(1)
+    version = 0
+    while len(queue.finished) + len(queue.failed) < 150:
+        version += 1
+        publish(engine, version, Versioned.state(version))
+        assert engine.version == version
+    engine.close()
+
+    assert queue.failed == {}
+    spans = [answer.span for answers in queue.finished.values() for answer in answers]
+    assert len({version for answers in queue.finished.values() for version in versions_of(answers)}) > 10
+    assert (max(spans) > 1) == (on_sync == "continue")
+
+
+def test_a_long_score_holds_up_no_sync() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    @attrs.frozen(kw_only=True)
+    class Slow(Addition):
+        def score(self, truth: str, answer: str) -> float:
+            inside.set()
+            assert go_on.wait(PATIENCE_S)
+            return super().score(truth, answer)
+
+    engine = made("thread", Slow())
+    publish(engine, 0)
+    queue = Queue(groups(1))
+    engine.start(queue)
+    assert inside.wait(PATIENCE_S)
+    publish(engine, 1)
+    assert engine.version == 1
+    go_on.set()
+    queue.wait_for(1)
+    engine.close()
+    assert versions_of(queue.finished[0]) == {0}
+
+
+def test_workers_claim_even_shares() -> None:
+    """Both threads answer a group, since neither can be done before the other has begun."""
+    together = threading.Barrier(2)
+
+    @attrs.frozen(kw_only=True)
+    class Meeting(Addition):
+        def score(self, truth: str, answer: str) -> float:
+            together.wait(PATIENCE_S)
+            return 1.0
+
+    engine = Thread(n=1, max_response_length=LENGTH, workers=2).build(
+        policy=build, tokenizer=TOKENIZER, task=Meeting(), seed=0
+    )
+    publish(engine, 0)
+    queue = Queue(groups(8))
+    serve(engine, queue, 8)
+    engine.close()
+    assert sorted(queue.finished) == list(range(8))

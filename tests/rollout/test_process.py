@@ -1,0 +1,392 @@
+"""Worker processes: what they raise arrives, who dies is replaced, and none outlives its engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import active_children
+from pathlib import Path
+
+import attrs
+import pytest
+
+from helpers.odd_tasks import Blocked, Holding, Odd, Stuck, TwoArguments
+from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, build, groups, publish, versions_of
+from hooktrainer import Plugin, build_trainer, on
+from hooktrainer.errors import ConfigError, RolloutError, SyncError
+from hooktrainer.events import FitEnd, IterationEnd
+from hooktrainer.models.policy import full_state
+from hooktrainer.ports import Task
+from hooktrainer.rollout.process.engine import Process, ProcessEngine
+from hooktrainer.rollout.process.messages import PackedError
+from hooktrainer.run.loading import config_from_mapping
+
+Make: type = Callable[..., ProcessEngine]
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., ProcessEngine]]:
+    """Engines with published weights; when the test ends they are closed, and nothing may be left of them."""
+    memory = sorted(path.name for path in Path("/dev/shm").iterdir())
+    engines: list[ProcessEngine] = []
+
+    def made(task: Task = TASK, **options: float) -> ProcessEngine:
+        process = Process(n=2, max_response_length=LENGTH, **{"workers": 1, **options})
+        engine = process.build(policy=build, tokenizer=TOKENIZER, task=task, seed=0)
+        engines.append(engine)
+        publish(engine, 0)
+        return engine
+
+    yield made
+    for engine in engines:
+        engine.close()
+    assert not active_children()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
+    assert sorted(path.name for path in Path("/dev/shm").iterdir()) == memory
+
+
+def started(engine: ProcessEngine, count: int = 1) -> Queue:
+    queue = Queue(groups(count))
+    engine.start(queue)
+    return queue
+
+
+class TestErrors:
+    def test_an_exception_arrives_with_its_type_and_its_remote_traceback(self, make: Make) -> None:
+        queue = started(make(Odd(act="boom")))
+        queue.wait_for(1)
+        error, reason = queue.failed[0]
+        assert (type(error), reason) == (ValueError, "error")
+        assert "in score" in str(error.__cause__)
+        assert 'raise ValueError(f"boom at' in str(error.__cause__)
+
+    @pytest.mark.parametrize("error", [TwoArguments("one", "other"), Holding()], ids=["two arguments", "holding"])
+    def test_an_exception_that_no_pickle_survives_is_quoted(self, error: Exception) -> None:
+        arrived = pickle.loads(pickle.dumps(PackedError.of(error))).unpack()
+        assert isinstance(arrived, RolloutError)
+        assert str(error) in str(arrived)
+        assert type(error).__name__ in str(arrived)
+
+    def test_an_exception_that_ends_the_worker_ends_the_run(self, make: Make) -> None:
+        engine = make(Odd(act="system exit"))
+        queue = started(engine)
+        queue.wait_until(lambda: queue.closed)
+        with pytest.raises(RolloutError, match=r"rollout worker 0 \(pid \d+\) cannot go on") as caught:
+            engine.pump()
+        assert isinstance(caught.value.__cause__.__cause__, SystemExit)
+
+    def test_what_cannot_be_pickled_is_refused_when_the_engine_is_built(self) -> None:
+        with pytest.raises(ConfigError, match=r"cannot be pickled.*`rollout: \{use: thread\}` needs no pickling"):
+            Process().build(
+                policy=lambda: build(),  # noqa: PLW0108 - that is the point
+                tokenizer=TOKENIZER,
+                task=TASK,
+                seed=0,
+            )
+
+
+class TestDeaths:
+    def test_the_groups_of_a_killed_worker_fail_and_another_one_answers_the_next(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        engine = make(Odd(act="kill", once=tmp_path / "killed"))
+        queue = started(engine, 2)
+        queue.wait_for(1)
+        publish(engine, 1)
+        queue.wait_for(2)
+        queue.dispatch([attrs.evolve(group, number=10 + group.number) for group in groups(2)])
+        queue.wait_for(4)
+
+        assert {reason for _, reason in queue.failed.values()} == {"worker_died"}
+        for number, (error, _) in queue.failed.items():
+            assert f"was killed by SIGKILL while it answered group {number}" in str(error)
+        assert versions_of(queue.finished[11]) == {1}
+        assert engine.take_metrics()["rollout/restarts"].value == 1
+        assert engine.take_metrics()["rollout/restarts"].value == 0
+
+    @pytest.mark.slow
+    def test_too_many_deaths_end_the_run_and_say_what_may_help(self, make: Make) -> None:
+        engine = make(Odd(act="kill"), max_restarts=1)
+        queue = started(engine)
+        queue.wait_for(1)
+        queue.dispatch([attrs.evolve(groups(1)[0], number=5)])
+        queue.wait_until(lambda: queue.closed)
+        with pytest.raises(RolloutError, match=r"killed by SIGKILL after 1 restarts\. If nobody killed it, the system"):
+            engine.pump()
+
+    def test_a_worker_that_returns_early_is_a_dead_one(self, make: Make) -> None:
+        queue = started(make(Odd(act="exit"), max_restarts=0))
+        queue.wait_for(1)
+        error, reason = queue.failed[0]
+        assert reason == "worker_died"
+        assert "returned early, with exit code 0 while it answered group 0" in str(error)
+
+    def test_an_interrupt_from_the_terminal_is_for_the_engine_only(self, make: Make) -> None:
+        engine = make()
+        queue = started(engine)
+        queue.wait_for(1)
+        os.kill(active_children()[0].pid, signal.SIGINT)
+        queue.dispatch([attrs.evolve(groups(1)[0], number=5)])
+        queue.wait_for(2)
+        assert sorted(queue.finished) == [0, 5]
+        assert engine.take_metrics()["rollout/restarts"].value == 0
+
+
+@pytest.fixture
+def blocked(tmp_path: Path) -> Blocked:
+    task = Blocked(inside=tmp_path / "inside", go_on=tmp_path / "go_on")
+    os.mkfifo(task.inside)
+    os.mkfifo(task.go_on)
+    return task
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Stuck:
+    task = Stuck(inside=tmp_path / "inside", once=tmp_path / "once")
+    os.mkfifo(task.inside)
+    return task
+
+
+class TestSyncs:
+    @pytest.mark.slow
+    def test_a_worker_whose_answer_never_ends_is_killed_by_the_sync_and_another_one_goes_on(
+        self, make: Make, stuck: Stuck, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = make(stuck, sync_timeout_s=0.5)
+        queue = started(engine, 8)
+        stuck.inside.open().close()
+        pid = active_children()[0].pid
+        publish(engine, 1)
+        publish(engine, 2)  # over what it reads
+        assert engine.version == 2
+        assert (
+            f"rollout worker 0 (pid {pid}) did not end answers that began two versions ago within 0.5 s "
+            "(rollout.sync_timeout_s), with groups "
+        ) in caplog.text
+        queue.wait_for(1)
+        assert {reason for _, reason in queue.failed.values()} == {"worker_died"}
+        queue.dispatch([attrs.evolve(group, number=10 + number) for number, group in enumerate(groups(2))])
+        queue.wait_until(lambda: {10, 11} <= queue.finished.keys())
+        assert versions_of(queue.finished[10]) == {2}
+
+    @pytest.mark.slow
+    def test_too_many_workers_that_hang_fail_the_next_sync(self, make: Make, stuck: Stuck) -> None:
+        engine = make(stuck, sync_timeout_s=0.5, max_restarts=0)
+        queue = started(engine, 8)
+        stuck.inside.open().close()
+        publish(engine, 1)
+        with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts"):  # noqa: PT012 (by whoever sees it first)
+            publish(engine, 2)
+            queue.wait_until(lambda: queue.closed)
+            publish(engine, 3)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("call", ["release", "pause", "use", "score", "resume"])
+    def test_whatever_a_stopped_worker_is_asked_the_sync_goes_on_without_it(
+        self, make: Make, call: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = make(sync_timeout_s=0.5)
+        queue = started(engine)
+        queue.wait_for(1)
+        pid = active_children()[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        arguments = {"release": (0,), "use": (1, 0), "score": (groups(1)[0].prompt.tokens,)}
+        said = getattr(engine._fleet, call)(*arguments.get(call, ()))
+        assert not said
+        assert f"rollout worker 0 (pid {pid}) did not " in caplog.text
+        assert "within 0.5 s (rollout.sync_timeout_s); sending SIGKILL" in caplog.text
+        engine.resume()
+        queue.dispatch([attrs.evolve(groups(1)[0], number=5)])
+        queue.wait_for(2)
+        assert list(queue.finished) == [0, 5]
+
+    def test_a_stopped_worker_that_takes_no_more_messages_delays_no_other(self, make: Make) -> None:
+        engine = make(sync_timeout_s=0.5, workers=2)
+        started(engine, 64).wait_for(64)
+        with engine._fleet._changed:  # one of them may have answered everything before the other was there
+            engine._fleet._changed.wait_for(lambda: all(member.ready for member in engine._fleet._members), 30)
+        ours = engine._fleet._members[0]
+        os.kill(ours.process.pid, signal.SIGSTOP)
+        while ours.send(None, 0.0):
+            pass
+        other = engine._fleet._members[1].process.pid
+        engine.pause()
+        assert [child.pid for child in active_children() if child.pid == other] == [other]
+        assert ours.is_dead()
+        engine.resume()
+
+    @pytest.mark.slow
+    def test_an_undo_waits_only_a_moment_and_names_who_was_late(self, make: Make) -> None:
+        engine = make()
+        started(engine).wait_for(1)
+        engine.stage(full_state(build()), 1)
+        engine.flip()
+        pid = active_children()[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        late = rf"rollout worker 0 \(pid {pid}\) did not use version 0 within 1\.5 s, and was killed"
+        with pytest.raises(SyncError, match=late):
+            engine.unflip()
+        engine.unflip()
+        engine.resume()
+        assert time.monotonic() - began < 4
+        assert engine.version == 0
+
+
+class TestEnds:
+    def test_a_long_score_holds_up_no_sync(self, make: Make, blocked: Blocked) -> None:
+        engine = make(blocked)
+        queue = started(engine)
+        blocked.inside.open().close()
+        publish(engine, 1)
+        assert engine.version == 1
+        blocked.go_on.open("w").close()
+        blocked.inside.open().close()
+        blocked.go_on.open("w").close()
+        queue.wait_for(1)
+        assert versions_of(queue.finished[0]) == {0}
+
+    @pytest.mark.slow
+    def test_a_score_that_never_returns_does_not_hold_up_the_end(
+        self, make: Make, blocked: Blocked, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = make(blocked)
+        started(engine)
+        blocked.inside.open().close()
+        began = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began < 2
+        assert "sending" not in caplog.text
+
+    @pytest.mark.slow
+    def test_a_worker_that_does_not_end_is_killed_and_named(self, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+        engine = make()
+        started(engine).wait_for(1)
+        pid = active_children()[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            engine.close()
+        assert time.monotonic() - began < 5
+        assert [record.getMessage() for record in caplog.records] == [
+            f"rollout worker 0 (pid {pid}) did not end by itself within 2 s; sending SIGKILL"
+        ]
+
+    def test_an_engine_that_was_just_started_ends_at_once(self, make: Make) -> None:
+        engine = make(workers=2)
+        started(engine)
+        began = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began < 2
+
+    @pytest.mark.slow
+    def test_no_worker_outlives_a_killed_engine(self) -> None:
+        script = (
+            "import time, multiprocessing\n"
+            "from helpers import rollouts\n"
+            "from hooktrainer.rollout.process.engine import Process\n"
+            "if __name__ == '__main__':\n"
+            "    parts = dict(policy=rollouts.build, tokenizer=rollouts.TOKENIZER, task=rollouts.TASK, seed=0)\n"
+            "    engine = Process(n=2, max_response_length=6).build(**parts)\n"
+            "    rollouts.publish(engine, 0)\n"
+            "    queue = rollouts.Queue(rollouts.groups(4))\n"
+            "    engine.start(queue)\n"
+            "    queue.wait_for(4)\n"
+            "    print(*(child.pid for child in multiprocessing.active_children()), flush=True)\n"
+            "    time.sleep(60)\n"
+        )
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) as parent:
+            assert parent.stdout is not None
+            children = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+            parent.kill()
+        assert len(children) == 2
+        for child in children:
+            assert select.select([child], [], [], 5)[0]
+            os.close(child)
+
+
+@attrs.define(kw_only=True)
+class Killer(Plugin):
+    """Kills a worker in the middle of the run."""
+
+    ends: list[str] = attrs.field(factory=list)
+
+    @on(IterationEnd)
+    def kill(self, event: IterationEnd) -> None:
+        if event.step == 2:
+            os.kill(active_children()[0].pid, signal.SIGKILL)
+
+    @on(FitEnd)
+    def end(self, event: FitEnd) -> None:
+        self.ends.append(event.status)
+
+
+FILE_TASK = """
+import time
+import attrs
+from hooktrainer.tasks.sort_digits import SortDigits
+
+@attrs.frozen(kw_only=True)
+class Mine(SortDigits):
+    fails: bool = False
+
+    def score(self, truth: str, answer: str) -> float:
+        if self.fails:
+            raise ValueError(f"boom at {time.monotonic()}")
+        return super().score(truth, answer)
+"""
+
+
+def run(directory: Path, **task: object) -> object:
+    (directory / "mine.py").write_text(FILE_TASK)
+    mapping = {
+        "task": {"use": f"{directory}/mine.py:Mine", "digits": 3, **task},
+        "model": {"use": "decoder", "layers": 1, "width": 16, "heads": 2},
+        "rollout": {"use": "process", "workers": 2, "n": 2, "max_response_length": 4},
+        "trainer": {"total_steps": 12, "train_batch_size": 8, "ppo_mini_batch_size": 8, "num_warmup_batches": 1},
+        "run": {"dir": str(directory / "runs")},
+        "plugins": [
+            "metric_aggregation",
+            "weight_sync",
+            {"use": f"{__file__}:Killer"},
+            {"use": "log_after_collect", "sinks": ["jsonl"]},
+        ],
+    }
+    return build_trainer(config_from_mapping(mapping))
+
+
+class TestRuns:
+    @pytest.mark.slow
+    def test_a_run_goes_on_after_a_worker_was_killed(self, tmp_path: Path) -> None:
+        trainer = run(tmp_path)
+        result = trainer.fit()
+        assert (result.status, result.step) == ("completed", 12)
+        assert not active_children()
+        rows = [json.loads(line) for line in next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(1, 13))
+        late = trainer.ports.engine.take_metrics()["rollout/restarts"].value  # noticed after the last row
+        assert sum(row["rollout/restarts"] for row in rows) + late == 1
+        assert [row["ledger/imbalance"] for row in rows] == [0] * 12
+        assert trainer.ports.buffer.ledger.sampled.groups == 12 * 8
+
+    def test_an_error_in_a_worker_leaves_fit_within_two_seconds(self, tmp_path: Path) -> None:
+        trainer = run(tmp_path, fails=True)
+        with pytest.raises(RolloutError) as caught:
+            trainer.fit()
+        ended = time.monotonic()
+        error = caught.value.__cause__
+        assert isinstance(error, ValueError)
+        assert ended - float(str(error).removeprefix("boom at ")) < 2
+        killer = next(entry.plugin for entry in trainer.bus.plan.entries if type(entry.plugin).__name__ == "Killer")
+        assert killer.ends == ["failed"]
+        assert not active_children()

@@ -1,0 +1,214 @@
+"""Continuous batching: full slots, whole groups, and what a sync does to answers in work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from helpers.rollouts import LENGTH, PATIENCE_S, TASK, TOKENIZER, build, groups, versions_of
+from hooktrainer.algorithms.logprobs import log_policy, of_tokens
+from hooktrainer.models.policy import full_state
+from hooktrainer.ports import Group, Trajectory
+from hooktrainer.rollout.decode_batch import Lane
+from hooktrainer.rollout.generation import Generator
+from hooktrainer.rollout.options import Sampling
+from hooktrainer.rollout.scheduler import Decoding
+from hooktrainer.weight_sync.double_buffer import DoubleBuffer
+
+OPTIONS = Sampling(n=3, max_response_length=LENGTH, slots=4)
+MODELS = {0: build(), 1: build(scale=2.5, seed=1)}
+
+
+def made(options: Sampling = OPTIONS, seed: int = 0) -> tuple[Generator, DoubleBuffer]:
+    generator, weights = options.parts(policy=build, tokenizer=TOKENIZER, task=TASK, seed=seed)
+    publish(weights, 0)
+    return generator, weights
+
+
+def publish(weights: DoubleBuffer, version: int) -> None:
+    weights.stage(full_state(MODELS[version]), version)
+    weights.flip()
+
+
+def run(decoding: Decoding, pending: Sequence[Group]) -> dict[int, list[Trajectory]]:
+    """Answer all of these, claimed as there is room."""
+    left, answers = list(pending), {}
+    while left or decoding:
+        room = decoding.room()
+        decoding.add(left[:room])
+        del left[:room]
+        answers |= advance(decoding)
+    return answers
+
+
+def advance(decoding: Decoding) -> dict[int, list[Trajectory]]:
+    answers = {}
+    for group, drafts in decoding.step():
+        answers[group.number] = decoding._generator.trajectories(drafts)
+        decoding.done(group)
+    return answers
+
+
+def tokens_of(answers: dict[int, list[Trajectory]]) -> dict[int, list[list[int]]]:
+    return {number: [answer.tokens.tolist() for answer in own] for number, own in answers.items()}
+
+
+def logprobs_of(model: nn.Module, group: Group, answer: Trajectory, temperature: float = 1.0) -> np.ndarray:
+    """By a forward over prompt and answer."""
+    prompt = group.prompt.tokens
+    with torch.no_grad():
+        logits = model(torch.from_numpy(np.concatenate([prompt, answer.tokens]))[None])[:, len(prompt) - 1 : -1]
+    return of_tokens(log_policy(logits, temperature), torch.from_numpy(answer.tokens)[None])[0].numpy()
+
+
+@pytest.mark.parametrize("slots", [1, 4, 64])
+def test_no_slot_is_empty_while_there_is_work(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    step = Lane.step
+    monkeypatch.setattr(Lane, "step", lambda lane: (rows.append(len(lane.rows)), step(lane))[1])
+
+    answers = run(Decoding(made(attrs.evolve(OPTIONS, slots=slots))[0]), groups(8))
+
+    tokens = sum(len(answer.tokens) for own in answers.values() for answer in own)
+    busiest = min(slots, 8 * OPTIONS.n)
+    assert sum(rows) == tokens
+    assert rows[0] == busiest
+    draining = [count for count in rows if count < busiest]
+    assert rows == [busiest] * (len(rows) - len(draining)) + draining
+    assert len(draining) < LENGTH
+
+
+@pytest.mark.parametrize("options", [{"slots": 1}, {"slots": 64}, {"batching": "group"}], ids=str)
+def test_the_same_tokens_are_sampled_in_any_company(options: dict[str, object]) -> None:
+    expected = run(Decoding(made()[0]), groups(6))
+
+    answers = run(Decoding(made(attrs.evolve(OPTIONS, **options))[0]), groups(6)[::-1])
+
+    assert tokens_of(dict(sorted(answers.items()))) == tokens_of(dict(sorted(expected.items())))
+
+
+def test_seed_and_dispatch_number_decide_the_answers() -> None:
+    group = groups(1)[0]
+    first = tokens_of(run(Decoding(made()[0]), [group]))[0]
+
+    assert tokens_of(run(Decoding(made()[0]), [attrs.evolve(group, number=9)]))[9] != first
+    assert tokens_of(run(Decoding(made(seed=1)[0]), [group]))[0] != first
+
+
+def test_groups_decoded_by_themselves_repeat_to_the_last_bit() -> None:
+    options = attrs.evolve(OPTIONS, batching="group")
+    all_of_them = run(Decoding(made(options)[0]), groups(6))
+    for group in groups(6):
+        alone = run(Decoding(made(options)[0]), [group])[group.number]
+        for one, other in zip(alone, all_of_them[group.number], strict=True):
+            np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("batching", ["continuous", "group"])
+def test_log_probabilities_are_those_of_a_whole_forward(batching: str, temperature: float) -> None:
+    options = attrs.evolve(OPTIONS, batching=batching, temperature=temperature)
+    answers = run(Decoding(made(options)[0]), groups(6))
+    for group in groups(6):
+        for answer in answers[group.number]:
+            expected = logprobs_of(MODELS[0], group, answer, temperature)
+            np.testing.assert_allclose(answer.logprobs, expected, atol=2e-4)
+
+
+def test_trajectories_carry_score_text_version_and_truncation() -> None:
+    answers = run(Decoding(made(Sampling(n=8, max_response_length=2))[0]), groups(2))
+    for group in groups(2):
+        for answer in answers[group.number]:
+            assert answer.text == TOKENIZER.decode(answer.tokens)
+            assert answer.score == TASK.score(group.prompt.truth, answer.text)
+            assert answer.versions.tolist() == [0] * len(answer.tokens)
+            assert answer.truncated == (TOKENIZER.eos_id not in answer.tokens)
+            assert len(answer.tokens) == len(answer.logprobs) <= 2
+
+
+def test_a_group_takes_part_until_all_its_answers_are_complete() -> None:
+    decoding = Decoding(made()[0])
+    decoding.add(groups(2))
+    handed_in = []
+    while len(decoding):
+        handed_in += advance(decoding)
+        assert len(decoding) == 2 - len(handed_in)
+    assert sorted(handed_in) == [0, 1]
+
+
+def test_answers_in_work_end_on_their_weights_and_new_ones_begin_on_the_published() -> None:
+    generator, weights = made()
+    decoding = Decoding(generator)
+    pending = groups(4)
+    decoding.add(pending)
+    answers = advance(decoding)
+    publish(weights, 1)
+
+    answers |= run(decoding, [])
+
+    spans = {(*versions_of([answer]),) for own in answers.values() for answer in own}
+    assert spans == {(0,), (1,)}
+    for group in pending:
+        for answer in answers[group.number]:
+            model = MODELS[int(answer.versions[0])]
+            np.testing.assert_allclose(answer.logprobs, logprobs_of(model, group, answer), atol=2e-4)
+
+
+@pytest.mark.parametrize("batching", ["continuous", "group"])
+def test_partial_rollouts_go_on_with_the_new_weights_from_the_next_token(batching: str) -> None:
+    generator, weights = made(attrs.evolve(OPTIONS, n=4, on_sync="continue", batching=batching))
+    decoding = Decoding(generator)
+    pending = groups(3)
+    answers: dict[int, list[Trajectory]] = {}
+    left = list(pending)
+    published = False
+    while left or decoding:
+        room = decoding.room()
+        decoding.add(left[:room])
+        del left[:room]
+        answers |= advance(decoding)
+        answers |= advance(decoding) if decoding else {}
+        if not published:
+            publish(weights, 1)
+            published = True
+
+    everything = [(group, answer) for group in pending for answer in answers[group.number]]
+    assert {answer.span for _, answer in everything} == {1, 2}
+    for group, answer in everything:
+        assert (np.diff(answer.versions) >= 0).all()
+        by_version = np.stack([logprobs_of(MODELS[version], group, answer) for version in (0, 1)])
+        expected = by_version[answer.versions, np.arange(len(answer.tokens))]
+        np.testing.assert_allclose(answer.logprobs, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("on_sync", ["finish", "continue"])
+def test_nothing_sampled_from_weights_that_were_taken_back_is_handed_in(on_sync: str) -> None:
+    generator, weights = made(attrs.evolve(OPTIONS, on_sync=on_sync))
+    expected = tokens_of(run(Decoding(generator), groups(4)))
+    decoding = Decoding(generator)
+    publish(weights, 1)
+    decoding.add(groups(4))
+    while not any(draft.complete for draft in decoding._groups[1][1]):
+        advance(decoding)
+    weights.unflip()
+
+    answers = run(decoding, [])
+
+    assert 1 in answers
+    assert {version for own in answers.values() for version in versions_of(own)} == {0}
+    assert tokens_of(answers) == {number: expected[number] for number in answers}
+
+
+def test_who_has_nothing_in_work_holds_up_no_sync() -> None:
+    generator, weights = made()
+    run(Decoding(generator), groups(2))
+    syncs = threading.Thread(target=lambda: [publish(weights, 1) for _ in range(3)])
+    syncs.start()
+    syncs.join(PATIENCE_S)
+    assert not syncs.is_alive()

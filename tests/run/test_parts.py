@@ -1,0 +1,276 @@
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from helpers.config_yaml import BASE, PLUGINS, PROBE, faults, load
+from hooktrainer import Plugin
+from hooktrainer.config import Config, Use
+from hooktrainer.config.sections import SECTIONS
+from hooktrainer.errors import ConfigError, Fault, PlanError
+from hooktrainer.plugin import port
+from hooktrainer.ports import Sink
+from hooktrainer.run.loading import load_config
+from hooktrainer.run.parts import build_parts
+
+
+def test_entries_carry_name_address_and_priority_in_the_order_of_the_list(tmp_path: Path) -> None:
+    text = BASE + (
+        f"plugins: [weight_sync, {{use: validation, enabled: false}}, {{use: '{PROBE}', rank: 2}}, "
+        "{use: validation, name: often, every: 1, priority: {evaluate: 450}}]\n"
+    )
+    entries = build_parts(load(tmp_path, text)).plan.entries
+    assert [(entry.name, entry.address, dict(entry.priority)) for entry in entries] == [
+        ("weight_sync", "plugins[0]", {}),
+        ("probe", "plugins[2]", {}),
+        ("often", "plugins[3]", {"evaluate": 450}),
+    ]
+
+
+def test_every_plugin_needs_a_name_of_its_own(tmp_path: Path) -> None:
+    (found,) = faults(tmp_path, BASE + "plugins: [weight_sync, validation, {use: validation, every: 1}]")
+    assert found == (
+        "plugins[2]: plugins[1] has the name 'validation' too; every plugin needs a name of its own, "
+        "such as `name: validation_2`"
+    )
+
+
+def test_a_disabled_namesake_is_no_fault(tmp_path: Path) -> None:
+    config = load(tmp_path, BASE + "plugins: [weight_sync, {use: weight_sync, enabled: false}]")
+    assert [entry.address for entry in build_parts(config).plan.entries] == ["plugins[0]"]
+
+
+def test_what_a_plugin_says_of_the_run_is_a_fault_with_its_address(tmp_path: Path) -> None:
+    text = BASE + f"plugins: [{{use: '{PROBE}', rank: 64}}]\n"
+    sentence = "plugins[0]: rank 64 is above train_batch_size 32"
+    assert faults(tmp_path, text) == [sentence]
+    assert faults(tmp_path, text, "rollout.n=many") == ["rollout.n: expected int, found 'many' (str)", sentence]
+    assert faults(tmp_path, text, "optim.lr=0") == ["optim.lr: 'lr' must be > 0.0: 0.0"]
+
+
+def test_named_ports_take_registered_names(tmp_path: Path) -> None:
+    def sinks(text: str) -> object:
+        config = load(tmp_path, BASE + f"plugins: [{{use: log_after_collect, sinks: {text}}}, metric_aggregation]")
+        return build_parts(config).plan.entries[0].plugin.sinks
+
+    assert sinks("[jsonl]") == ("jsonl",)
+    assert sinks("[]") == ()
+    assert sinks("") == ("console", "jsonl")
+    for text, message in {
+        "[consol, jsonl]": r"plugins\[0\]\.sinks\[0\]: no sink has the name 'consol'; .* Did you mean 'console'\?",
+        "[jsonl, jsonl]": r"plugins\[0\]\.sinks\[1\]: 'jsonl' is listed twice",
+        "console": r"plugins\[0\]\.sinks: expected a list, found 'console' \(str\); write \[console\]",
+        "[1]": r"plugins\[0\]\.sinks\[0\]: expected str, found 1 \(int\)",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            sinks(text)
+
+
+def test_faults_of_components_plugins_and_options_are_shown_together(tmp_path: Path) -> None:
+    text = BASE + "plugins: [metric_agregation, {use: validation, every: x}, {use: weight_sync, sise: 1}]"
+    found = faults(tmp_path, text, "task.use=sort_digit", "model.layers=0", "rollout.n=two")
+    assert [message.partition(":")[0] for message in found] == [
+        "task", "model.layers", "rollout.n", "plugins[0]", "plugins[1].every", "plugins[2].sise"
+    ]  # fmt: skip
+
+
+def test_faults_of_all_phases_are_shown_once_in_the_order_of_the_sections(tmp_path: Path) -> None:
+    text = PLUGINS + "run: {nmae: x}\n"
+    overrides = [
+        "plugins.1.priority={step_ned: 300, fit_start: SYNC}",
+        "plugins.weight_snc.enabled=false",
+        "plugins.metric_aggregation.rles={}",
+        "trainer.train_batch_size=9",
+        "rollout.n=many",
+        "task.digts=4",
+        "algorithm.foo=1",
+        "replay.capacity=1",
+        "model.layers=???",
+        "sead=1",
+    ]
+    expected = [
+        "sead", "task.digts", "model.layers", "rollout.n", "algorithm.foo", "trainer.train_batch_size",
+        "replay.capacity", "run.nmae", "plugins.weight_snc.enabled", "plugins[0].rles",
+        "plugins[1].priority.fit_start", "plugins[1].priority.step_ned",
+    ]  # fmt: skip
+    for order in (overrides, overrides[::-1]):
+        found = faults(tmp_path, text, *order)
+        assert sorted({message.partition(":")[0] for message in found}) == sorted(expected)
+        assert len(found) == len(expected)
+        sections = [re.split(r"\W", message)[0] for message in found]
+        assert list(dict.fromkeys(sections)) == ["sead", *[name for name in SECTIONS if name in sections]]
+
+
+def test_a_configuration_made_in_python_is_held_to_the_same(tmp_path: Path) -> None:
+    config = load(tmp_path, PLUGINS)
+    config = attrs.evolve(
+        config, model=Use(use="decoder", options={"layers": 0}), trainer=attrs.evolve(config.trainer, total_steps=None)
+    )
+    with pytest.raises(ConfigError) as caught:
+        build_parts(config)
+    assert [fault.address for fault in caught.value.faults] == ["model.layers", "trainer.total_steps"]
+
+
+def test_faults_of_the_plan_are_shown_with_those_of_components(tmp_path: Path) -> None:
+    unordered = BASE + "plugins: [weight_sync, metric_aggregation, {use: log_after_collect, priority: {step_end: 150}}]"
+    with pytest.raises(PlanError):
+        load(tmp_path, unordered)
+    found = faults(tmp_path, unordered, "model.layers=0", "plugins.metric_aggregation.rules={a: maxx}")
+    assert [message.partition(":")[0] for message in found] == ["model.layers", "plugins[1]", "plugins[2]"]
+
+
+def test_a_plugin_with_a_faulty_option_is_planned_with_its_default(tmp_path: Path) -> None:
+    text = BASE + "plugins: [weight_sync, metric_aggregation, {use: log_after_collect, priority: {step_end: 150}}]"
+    found = faults(tmp_path, text, "plugins.0.evry=1", "plugins.1.ruls={}", "plugins.2.sinks=console")
+    assert [message.partition(":")[0] for message in found] == [
+        "plugins[0].evry", "plugins[1].ruls", "plugins[2].sinks", "plugins[2]"
+    ]  # fmt: skip
+
+
+@attrs.define(kw_only=True)
+class Demanding(Plugin):
+    """Cannot be built without its options."""
+
+    size: int
+    sinks: Sequence[Sink] = port(named=True)
+
+
+def test_a_plugin_that_cannot_be_built_still_has_its_ports_checked(tmp_path: Path) -> None:
+    text = BASE + f"plugins: [weight_sync, {{use: '{__name__}:Demanding', sinks: [jsonl, jsonl]}}, log_after_collect]"
+    assert faults(tmp_path, text) == [
+        "plugins[1].size: missing; a value is required (int)",
+        "plugins[1].sinks[1]: 'jsonl' is listed twice",
+    ]
+
+
+def test_what_nobody_makes_is_no_fault_while_a_plugin_is_missing(tmp_path: Path) -> None:
+    for item in ("metric_agregation", "{ue: metric_aggregation}", ""):
+        (found,) = faults(tmp_path, BASE + f"plugins: [weight_sync, log_after_collect, {item or 'null'}]")
+        assert found.startswith("plugins[2]: ")
+
+
+def test_a_priority_is_a_number_and_the_fault_lists_the_bands(tmp_path: Path) -> None:
+    (found,) = faults(tmp_path, PLUGINS, "plugins.weight_sync.priority={step_end: SYNC}")
+    assert found == (
+        "plugins[1].priority.step_end: expected int, found 'SYNC' (str). The bands are PREPARE 100, COLLECT 200, "
+        "SYNC 300, EVALUATE 400, REDUCE 500, REPORT 600, SAVE 700, CLEANUP 800."
+    )
+
+
+def test_an_override_of_a_key_with_a_dot_is_told_how_to_write_it(tmp_path: Path) -> None:
+    override = "plugins.metric_aggregation.rules.timing_s/a.b=last"
+    (found,) = faults(tmp_path, PLUGINS, override)
+    assert found.startswith(
+        "plugins[0].rules.timing_s/a: expected str, found {'b': 'last'} (dict); a dot in an override"
+    )
+    way_out = "plugins[0].rules={timing_s/a.b: last}"
+    assert found.endswith(f"write {way_out}")
+    assert load(tmp_path, PLUGINS, way_out).plugins[0].options == {"rules": {"timing_s/a.b": "last"}}
+
+
+def test_a_run_without_an_end_is_a_fault_with_both_ways_out(tmp_path: Path) -> None:
+    (found,) = faults(tmp_path, PLUGINS, "trainer.total_steps=")
+    assert found.startswith("trainer.total_steps: missing, and the task never ends; give trainer.total_steps, or ")
+    assert "task.size" in found
+    assert "trainer.total_epochs" in found
+    assert load(tmp_path, PLUGINS, "trainer.total_steps=", "task.size=64").trainer.total_steps is None
+    assert len(faults(tmp_path, PLUGINS, "trainer.total_steps=", "task.digts=64", "trainer.train_batch_size=1")) == 3
+
+
+# What the code of a plugin raises
+
+
+@attrs.define(kw_only=True)
+class Raising(Plugin):
+    """Raises what it is told, or says it."""
+
+    built: str = ""
+    checked: str = ""
+    said: object = ()
+
+    def __attrs_post_init__(self) -> None:
+        _raise(self.built)
+
+    def check(self, config: Config) -> Any:
+        _raise(self.checked)
+        return self.said
+
+
+def _raise(error: str) -> None:
+    if error:
+        raise {
+            "ValueError": ValueError("no"),
+            "TypeError": TypeError("no"),
+            "ConfigError": ConfigError([Fault("", "no"), Fault("built", "nor this")]),
+            "KeyError": KeyError("k"),
+            "AttributeError": AttributeError("no attribute"),
+        }[error]
+
+
+@pytest.mark.parametrize("place", ["built", "checked"])
+@pytest.mark.parametrize(
+    ("error", "messages"),
+    [
+        ("ValueError", ["plugins[1]: no"]),
+        ("TypeError", ["plugins[1]: no"]),
+        ("ConfigError", ["plugins[1]: no", "plugins[1].built: nor this"]),
+        ("KeyError", ["plugins[1]: KeyError: 'k' ("]),
+        ("AttributeError", ["plugins[1]: AttributeError: no attribute ("]),
+    ],
+)
+def test_what_a_plugin_raises_is_a_fault_with_its_address(
+    tmp_path: Path, place: str, error: str, messages: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, BASE + f"plugins: [weight_sync, {{use: '{__name__}:Raising', {place}: {error}}}]")
+    found = [str(fault) for fault in caught.value.faults]
+    assert len(found) == len(messages)
+    assert all(one.startswith(other) for one, other in zip(found, messages, strict=True))
+    if error in ("KeyError", "AttributeError"):
+        assert f"{Path(__file__).name}, line " in found[0]
+        assert type(caught.value.__cause__).__name__ == error
+
+
+@pytest.mark.parametrize(
+    ("said", "messages"),
+    [
+        ("too large", ["plugins[0]: too large"]),
+        ("[one, two]", ["plugins[0]: one", "plugins[0]: two"]),
+        ("[3]", ["plugins[0]: check gives sentences, found 3 (int)"]),
+        ("3", ["plugins[0]: 'int' object is not iterable"]),
+    ],
+)
+def test_what_check_gives_is_one_fault_a_sentence(tmp_path: Path, said: str, messages: list[str]) -> None:
+    assert faults(tmp_path, BASE + f"plugins: [{{use: '{__name__}:Raising', said: {said}}}]") == messages
+
+
+def test_a_check_that_says_nothing_finds_nothing(tmp_path: Path) -> None:
+    assert load(tmp_path, BASE + f"plugins: [{{use: '{__name__}:Raising', said: null}}]")
+
+
+def test_a_check_that_stumbles_over_another_fault_is_not_heard(tmp_path: Path) -> None:
+    text = BASE + f"plugins: [{{use: '{__name__}:Raising', checked: KeyError}}]"
+    assert faults(tmp_path, text, "rollout.n=many") == ["rollout.n: expected int, found 'many' (str)"]
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("configs/*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_configuration_composes(path: Path) -> None:
+    parts = build_parts(load_config(path))
+    assert "weight_sync" in [entry.name for entry in parts.plan.entries]
+
+
+def test_a_port_that_no_run_offers_is_a_fault_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "import attrs\nfrom hooktrainer import Plugin, port\nfrom hooktrainer.ports import Learner\n\n\n"
+        "@attrs.define(kw_only=True)\nclass Odd(Plugin):\n    '''Odd.'''\n\n"
+        "    learner: int = port()\n    engine: 'Rollouts' = port()\n\n\n"
+        "@attrs.define(kw_only=True)\nclass Fine(Plugin):\n    '''Fine.'''\n\n    learner: Learner = port()\n"
+    )
+    found = faults(tmp_path, BASE + "plugins: [weight_sync, 'odd.py:Odd', 'odd.py:Fine']")
+
+    assert found == [
+        "plugins[1]: a port of Odd has a type that is not imported at run time: name 'Rollouts' is not defined"
+    ]

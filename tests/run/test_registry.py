@@ -1,0 +1,245 @@
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import DistributionFinder, PathDistribution
+from pathlib import Path
+from typing import ClassVar
+
+import attrs
+import pytest
+import yaml
+
+from hooktrainer import Plugin
+from hooktrainer.errors import ConfigError
+from hooktrainer.run.loading import config_from_mapping, load_config
+from hooktrainer.run.parts import build_parts
+from hooktrainer.run.registry import KINDS, known, resolve
+
+RUN = """
+task: sort_digits
+model: decoder
+rollout: inline
+trainer: {total_steps: 1, train_batch_size: 8, ppo_mini_batch_size: 8}
+"""
+PLUGIN = """
+from __future__ import annotations
+import attrs
+from hooktrainer import Plugin
+
+@attrs.define(kw_only=True)
+class Mine(Plugin):
+    every: int = 3
+
+@attrs.define(kw_only=True)
+class Other(Mine):
+    pass
+
+class Bare(Plugin):
+    every: int = 3
+
+class Forgotten(Mine):
+    size: int = 3
+
+@attrs.define
+class NoPlugin:
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
+    """Writes a module into a folder of its own; what was imported from it is forgotten afterwards."""
+    before = set(sys.modules)
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    yield write
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def refusal(use: str, kind: str = "plugins") -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(kind, use)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_every_registered_name_leads_to_a_class_that_can_be_used() -> None:
+    for kind in KINDS:
+        assert known(kind)
+        for name, registered in known(kind).items():
+            assert resolve(kind, name).__qualname__ == registered.target.rpartition(":")[2]
+
+
+def test_registered_names_are_sorted_and_say_who_registers_them() -> None:
+    assert list(known("plugins")) == sorted(known("plugins"))
+    assert known("plugins")["weight_sync"].target == "hooktrainer_plugins.weight_sync:WeightSync"
+    assert known("plugins")["weight_sync"].distribution == "hooktrainer"
+
+
+def test_an_unknown_name_is_refused_with_what_there_is() -> None:
+    message = refusal("stalenes")
+    assert message.startswith("no plugin has the name 'stalenes'; there are ")
+    assert message.endswith(" Did you mean 'staleness'?")
+    assert all(name in message for name in known("plugins"))
+    assert refusal("sort_digit", "tasks").startswith("no task has the name 'sort_digit'")
+
+
+def test_a_module_and_a_class_name_a_plugin() -> None:
+    assert resolve("plugins", "hooktrainer_plugins.validation:Validation") is resolve("plugins", "validation")
+
+
+def test_a_module_that_does_not_exist_is_told_from_one_that_fails(
+    write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write("broken_module.py", "import attrs\nimport not_installed_anywhere\n").parent
+    monkeypatch.syspath_prepend(folder)
+    assert refusal("nowhere.deep:Mine") == "there is no module 'nowhere'; a file is named as in my_plugin.py:Class"
+    message = refusal("broken_module:Mine")
+    assert message.startswith("importing broken_module failed: ModuleNotFoundError: No module named 'not_installed_any")
+    assert message.endswith("broken_module.py, line 2)")
+    write("raising_module.py", "1 / 0\n")
+    assert refusal("raising_module:Mine").startswith("importing raising_module failed: ZeroDivisionError: ")
+
+
+def test_what_a_module_raised_is_the_cause_of_the_error(write: Callable[[str, str], Path]) -> None:
+    path = write("raises.py", "import attrs\n\n\ndef f():\n    raise KeyError('k')\n\n\nf()\n")
+    with pytest.raises(ConfigError, match=r"raises\.py failed: KeyError: 'k' \(.*raises\.py, line 5\)$") as caught:
+        resolve("plugins", f"{path}:Mine")
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(ConfigError, match=r"^plugins\[1\]: importing ") as caught:
+        config_from_mapping(yaml.safe_load(RUN) | {"plugins": ["weight_sync", f"{path}:Mine"]})
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert not [name for name in sys.modules if name.startswith("hooktrainer_file_raises")]
+
+
+def test_a_syntax_error_in_a_file_is_shown_with_its_line(write: Callable[[str, str], Path]) -> None:
+    path = write("wrong.py", "import attrs\nclass Mine(\n")
+    assert "SyntaxError" in refusal(f"{path}:Mine")
+    assert refusal(f"{path}:Mine").endswith("wrong.py, line 2)")
+
+
+def test_a_file_is_executed_once_and_its_classes_can_be_pickled(write: Callable[[str, str], Path]) -> None:
+    path = write("mine.py", PLUGIN)
+    mine, other = resolve("plugins", f"{path}:Mine"), resolve("plugins", f"{path}:Other")
+    assert issubclass(other, mine)
+    assert resolve("plugins", f"{path.parent / 'x' / '..' / 'mine.py'}:Mine") is mine
+    assert pickle.loads(pickle.dumps(mine(every=5))) == mine(every=5)
+
+
+def test_two_files_of_one_name_are_two_modules(write: Callable[[str, str], Path]) -> None:
+    first, second = write("a/mine.py", PLUGIN), write("b/mine.py", PLUGIN)
+    assert resolve("plugins", f"{first}:Mine") is not resolve("plugins", f"{second}:Mine")
+
+
+def test_a_file_beside_the_yaml_is_found_from_any_directory(
+    write: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("a/mine.py", PLUGIN)
+    write("b/mine.py", PLUGIN)
+    first = write("a/run.yaml", RUN + "plugins: [{use: mine.py:Mine, every: 4}]\n")
+    second = write("b/more.yaml", "plugins: ['mine.py:Mine']\n")
+    monkeypatch.chdir(tmp_path)
+    for paths, folder, every in (((first,), "a", 4), ((Path("a/run.yaml"), second), "b", 3)):
+        config = load_config(*paths)
+        assert config.plugins[0].use == f"{tmp_path / folder / 'mine.py'}:Mine"
+        (entry,) = build_parts(config).plan.entries
+        assert (entry.name, entry.plugin.every) == ("mine", every)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Mien", "mine.py has no class 'Mien'. Did you mean 'Mine'?"),
+        ("number", "mine.py has no class 'number', but an object of type int."),
+        ("NoPlugin", "is no plugin: it must be a subclass of hooktrainer.Plugin"),
+        ("Bare", "is no attrs class, so it has no options: write @attrs.define above it"),
+        ("Forgotten", "is no attrs class, so it has no options: write @attrs.define above it"),
+    ],
+)
+def test_a_class_that_is_no_plugin_is_refused_with_the_way_out(
+    write: Callable[[str, str], Path], name: str, message: str
+) -> None:
+    assert refusal(f"{write('mine.py', PLUGIN)}:{name}").endswith(message)
+
+
+def test_a_file_that_is_not_there_is_refused_with_the_closest_one(write: Callable[[str, str], Path]) -> None:
+    path = write("mine.py", PLUGIN)
+    assert (
+        refusal(f"{path.parent / 'mime.py'}:Mine")
+        == f"there is no file {path.parent / 'mime.py'}. Did you mean 'mine.py'?"
+    )
+
+
+def test_a_file_without_a_class_is_told_to_name_one() -> None:
+    assert refusal("early_row.py") == (
+        "'early_row.py' is a file; add :Class, the name of the class in it, as in early_row.py:MyClass"
+    )
+
+
+def test_an_attribute_without_a_type_is_no_option_and_the_fault_says_how_it_becomes_one() -> None:
+    plugins = [{"use": f"{__name__}:Untyped", "limit": 5}]
+    with pytest.raises(ConfigError, match=r"limit: int = 3") as caught:
+        config_from_mapping(yaml.safe_load(RUN) | {"plugins": plugins})
+    assert str(caught.value) == (
+        "plugins[0].limit: unknown key 'limit'; untyped takes every. "
+        "Untyped has it as an attribute without a type, which is no option; annotate it: limit: int = 3"
+    )
+    with pytest.raises(ConfigError, match="takes every\\. Did you") as caught:
+        config_from_mapping(yaml.safe_load(RUN) | {"plugins": [{"use": f"{__name__}:Untyped", "fixed": 5}]})
+    assert "annotate" not in str(caught.value)
+
+
+@attrs.define
+class Untyped(Plugin):
+    """Has an option, and two attributes that are none."""
+
+    every: int = 1
+    limit = 3
+    fixed: ClassVar[int] = 3
+
+
+@attrs.define
+class Namesake(Plugin):
+    """Registered by two distributions."""
+
+
+class TwoMore(DistributionFinder):
+    """Finds two distributions that register the same plugin."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for owner in ("alpha", "beta"):
+            info = folder / f"{owner}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {owner}\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(
+                f"[hooktrainer.plugins]\nnamesake = {__name__}:Namesake\n{owner} = {__name__}:Namesake\n"
+            )
+
+    def find_spec(self, *args: object) -> None:
+        return None
+
+    def find_distributions(self, context: object = None) -> Iterator[PathDistribution]:
+        return map(PathDistribution, self._folder.iterdir())
+
+
+def test_a_name_that_two_distributions_register_is_refused_with_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, TwoMore(tmp_path)])
+    known.cache_clear()
+    try:
+        assert resolve("plugins", "alpha") is Namesake
+        assert refusal("namesake") == (
+            f"'namesake' is registered by alpha and beta; name the class itself, as in {__name__}:Namesake"
+        )
+    finally:
+        known.cache_clear()

@@ -1,0 +1,285 @@
+"""What the staleness strategies do to whole runs: the real loop and buffer in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hooktrainer import Plugin, on
+from hooktrainer.config import TrainerConfig
+from hooktrainer.errors import StarvedError
+from hooktrainer.events import IterationEnd
+from hooktrainer.ports import Group, Prompt
+from hooktrainer.replay.dispatcher import Dispatcher
+from hooktrainer.replay.options import Limits
+from hooktrainer.replay.strategies import Drop
+from hooktrainer.simulation import Constant, LogNormal, Schedule, Simulation, VirtualClock
+from hooktrainer.simulation.ports import NumberedPrompts, SimulatedEngine, VirtualBuffer
+from hooktrainer_plugins.staleness import Staleness
+
+
+def config(steps: int | None, *, mini: int, updates: int = 1, warmup: int = 0) -> TrainerConfig:
+    return TrainerConfig(
+        total_steps=steps,
+        train_batch_size=updates * mini,
+        ppo_mini_batch_size=mini,
+        parameter_sync_step=updates,
+        num_warmup_batches=warmup,
+    )
+
+
+def staleness(strategy: str, threshold: int, *, in_order: bool = False) -> Staleness:
+    return Staleness(max_off_policy_threshold=threshold, max_off_policy_strategy=strategy, in_order=in_order)
+
+
+@attrs.define(kw_only=True)
+class Seen(Plugin):
+    """Keeps the staleness of every update."""
+
+    updates: list[tuple[int, ...]] = attrs.field(factory=list)
+
+    @on(IterationEnd)
+    def keep(self, event: IterationEnd) -> None:
+        self.updates.append(event.groups)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "first", "later"),
+    [(0, [1, 1, 1, 1], [1, 1, 1, 1]), (1, [1, 1, 1, 1], [2, 1, 1, 1]), (4, [1, 1, 1, 1], [2, 2, 2, 2])],
+)
+def test_warm_up_batches_are_trained_one_step_late(warmup: int, first: list[int], later: list[int]) -> None:
+    seen = Seen()
+    Simulation(config=config(3, mini=2, updates=4, warmup=warmup), plugins=[staleness("drop", 2), seen]).run()
+
+    assert seen.updates == [(s, s) for s in [*first, *later, *later]]
+
+
+class Prompts:
+    """Texts in turn, without end or only as many as there are."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = iter(texts)
+        self._ahead = list(itertools.islice(self._texts, 1))
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._ahead
+
+    def take(self, count: int) -> Sequence[Prompt]:
+        texts = self._ahead + list(itertools.islice(self._texts, count))
+        self._ahead = texts[count:]
+        return [Prompt(text, np.zeros(1, np.int64)) for text in texts[:count]]
+
+    def heldout(self, count: int) -> Sequence[Prompt]:
+        return []
+
+
+def slow_and_fast(strategy: str) -> tuple[Simulation, list[list[tuple[str, int]]]]:
+    """12 steps on three prompts A, which take as long as an update, to one B, which takes three times as long.
+
+    So that the loop need not wait for a B, A alone is enough for a batch. For every step the texts and staleness of
+    what was trained.
+    """
+    groups: list[Group] = []
+
+    def seconds(group: Group) -> float:
+        groups.append(group)
+        return {"A": 1.0, "B": 3.0}[group.prompt.text]
+
+    simulation = Simulation(
+        config=config(12, mini=1, warmup=1),
+        plugins=[staleness(strategy, 2)],
+        schedule=Schedule(train=Constant(1)),
+        group_seconds=seconds,
+        groups_at_once=100,
+        prompts=Prompts(itertools.cycle("AAAB")),
+    )
+    simulation.run()
+    by_number = {group.number: group for group in groups}
+    batches = [[by_number[number] for number in batch] for batch in simulation.learner.batches]
+    return simulation, [[(g.prompt.text, g.staleness(k)) for g in batch] for k, batch in enumerate(batches, start=1)]
+
+
+class TestSlowPrompts:
+    def test_drop_never_trains_them_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        simulation, trained = slow_and_fast("drop")
+
+        assert {text for batch in trained for text, _ in batch} == {"A"}
+        assert simulation.buffer.ledger.dropped["stale"].groups >= 3
+        said = [record for record in caplog.messages if "too old" in record]
+        assert said == ["prompt 'B' was too old 3 times and is not trained; its answers take longer"]
+
+    def test_wait_blocks_until_they_end_and_trains_them_at_the_threshold(self) -> None:
+        """A running group is waited for at S = T already: one step later it would be above, and nothing is dropped."""
+        simulation, trained = slow_and_fast("wait")
+
+        slow = [s for batch in trained for text, s in batch if text == "B"]
+        assert len(slow) >= 2
+        assert set(slow) == {2}
+        assert simulation.buffer.ledger.dropped == {}
+
+    @pytest.mark.parametrize("strategy", ["requeue", "wait", "pace"])
+    def test_the_other_strategies_train_every_prompt_once(self, strategy: str) -> None:
+        texts = [f"{place}{'AAAB'[place % 4]}" for place in range(40)]
+        dispatched: dict[int, str] = {}
+
+        def seconds(group: Group) -> float:
+            dispatched[group.number] = group.prompt.text
+            return 1.0 + 2 * group.prompt.text.endswith("B")
+
+        simulation = Simulation(
+            config=config(None, mini=2, warmup=0 if strategy == "pace" else 1),
+            plugins=[staleness(strategy, 2)],
+            schedule=Schedule(train=Constant(1)),
+            group_seconds=seconds,
+            groups_at_once=100,
+            prompts=Prompts(texts),
+        )
+        simulation.run()
+
+        trained = [dispatched[number] for batch in simulation.learner.batches for number in batch]
+        assert sorted(trained) == sorted(texts)
+
+    def test_requeue_loses_no_prompt_when_the_data_ends(self) -> None:
+        dispatched: dict[int, str] = {}
+
+        def seconds(group: Group) -> float:
+            dispatched[group.number] = group.prompt.text
+            return 10.0 if group.number == 0 else 1.0
+
+        simulation = Simulation(
+            config=config(None, mini=1, warmup=1),
+            plugins=[staleness("requeue", 2)],
+            group_seconds=seconds,
+            groups_at_once=9,
+            prompts=Prompts("ABC"),
+        )
+        simulation.run()
+
+        trained = [dispatched[number] for batch in simulation.learner.batches for number in batch]
+        assert trained == ["B", "C", "A"]
+
+
+def test_pace_throws_nothing_away_for_room_that_it_does_not_need() -> None:
+    simulation = Simulation(
+        config=config(2, mini=1, updates=2),
+        plugins=[staleness("pace", 1)],
+        schedule=Schedule(generate=Constant(1)),
+        limits=Limits(capacity=1, when_full="evict"),
+    )
+    simulation.run()
+
+    assert simulation.buffer.ledger.dropped == {}
+
+
+class Lagging(VirtualBuffer):
+    """Stamps every group with the version before."""
+
+    def dispatch(self, prompts: Sequence[Prompt]) -> int:
+        self._version -= 1
+        try:
+            return super().dispatch(prompts)
+        finally:
+            self._version += 1
+
+
+class Nothing(Drop):
+    """Finds everything too old."""
+
+    def evicts(self, staleness: int) -> bool:
+        return staleness >= self.threshold
+
+
+class TestStarving:
+    def test_rollouts_that_are_always_too_old_end_the_run_with_the_numbers(self) -> None:
+        clock = VirtualClock()
+        buffer = Lagging(Limits(sample_timeout_s=30), clock)
+        buffer.set_policy(Drop(1))
+        engine = SimulatedEngine(clock, lambda _: 1.0, groups_at_once=4, overlaps=True)
+        engine.start(buffer)
+        buffer.on_dispatch = engine.serve
+        dispatcher = Dispatcher(NumberedPrompts(), buffer, per_step=2)
+        dispatcher.request(2)
+
+        with pytest.raises(
+            StarvedError,
+            match=r"starved for 30 s: 0 of 2 groups sampleable in step 1, 6\d evicted, smallest S=2, "
+            r"strategy Drop\(threshold=1",
+        ):
+            buffer.sample(2, 1, dispatcher.replace)
+        assert clock.now() == pytest.approx(30, abs=1e-5)
+
+    @pytest.mark.parametrize("overlaps", [True, False])
+    def test_without_a_time_limit_it_ends_too(self, overlaps: bool) -> None:
+        plugin = staleness(f"{__name__}:Nothing", 1)
+        simulation = Simulation(config=config(4, mini=2), plugins=[plugin], groups_at_once=2, overlaps=overlaps)
+
+        with pytest.raises(StarvedError, match=r"no mini-batch of 2 .* in step 1.* Nothing\(threshold=1"):
+            simulation.run()
+
+    def test_a_group_that_takes_too_long_is_given_up_and_replaced_in_time(self) -> None:
+        simulation = Simulation(
+            config=config(2, mini=2),
+            limits=Limits(group_timeout_s=0.3),
+            group_seconds=lambda group: 50.0 if group.number == 1 else 0.1,
+            groups_at_once=4,
+        )
+        outcome = simulation.run()
+
+        assert simulation.learner.batches == [(0, 2), (3, 4)]
+        assert outcome.seconds_per_step == pytest.approx(0.25, abs=1e-5)
+
+
+@st.composite
+def settings_of_runs(draw: st.DrawFn) -> Simulation:
+    strategy = draw(st.sampled_from(["drop", "requeue", "wait", "pace"]))
+    threshold, updates, mini = (draw(st.integers(1, 4)) for _ in range(3))
+    ahead = 0 if strategy == "pace" else draw(st.integers(0, updates * (threshold - 1)))
+    return Simulation(
+        config=config(draw(st.integers(1, 8)), mini=mini, updates=updates, warmup=ahead),
+        plugins=[staleness(strategy, threshold, in_order=draw(st.booleans()))],
+        schedule=Schedule(
+            generate=LogNormal(draw(st.floats(0.01, 10)), draw(st.floats(0, 2))),
+            train=Constant(draw(st.floats(0, 4))),
+            sync=Constant(draw(st.sampled_from([0, 0.5]))),
+            seed=draw(st.integers(0, 2**16)),
+        ),
+        limits=Limits(
+            capacity=draw(st.none() | st.integers(mini, 30)),
+            when_full=draw(st.sampled_from(["block", "evict"])),
+        ),
+        groups_at_once=draw(st.integers(1, 12)),
+        overlaps=draw(st.booleans()),
+    )
+
+
+@settings(deadline=None)
+@given(settings_of_runs())
+def test_whatever_ends_first_every_group_has_one_fate_and_no_strategy_breaks_its_promise(run: Simulation) -> None:
+    outcome = run.run()  # the buffer raises if the ledger is off when a version moves
+
+    (plugin,) = run.plugins
+    strategy, threshold = plugin.max_off_policy_strategy, plugin.max_off_policy_threshold
+    batches, ledger, mini = run.learner.batches, run.buffer.ledger, run.config.ppo_mini_batch_size
+    trained = [number for batch in batches for number in batch]
+    assert {len(batch) for batch in batches} == {mini}
+    assert len(batches) == run.config.total_steps * run.config.parameter_sync_step
+    assert len(set(trained)) == len(trained) == ledger.sampled.groups
+    states = {key: metric.value for key, metric in run.buffer.take_metrics().items()}
+    assert ledger.outstanding == sum(states[f"replay/{state}"] for state in ("pending", "running", "finished"))
+    assert ledger.imbalance == 0
+    assert min(run.staleness.counts) >= 1
+    if strategy in ("drop", "requeue") or (strategy == "pace" and plugin.in_order):
+        assert outcome.staleness_max <= threshold
+    if strategy == "pace":
+        assert outcome.age_mean <= threshold - 1
+    if strategy in ("wait", "pace"):
+        assert ledger.dropped.keys() <= {"capacity"}
+    if not run.overlaps and not run.config.num_warmup_batches and strategy != "pace":
+        assert outcome.staleness_max == 1

@@ -1,0 +1,90 @@
+"""Every configuration and example that ships is composed, and its plan is cheap to look at."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hooktrainer import build_trainer, load_config
+from hooktrainer.run.parts import build_parts
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("quickstart", "sync", "process")
+CONFIGS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*.yaml")])
+OVERLAYS = sorted(ROOT.glob("configs/tasks/*.yaml"))
+FAMILIES = sorted(set(ROOT.glob("configs/*.yaml")) - {ROOT / "configs" / f"{name}.yaml" for name in SMALL})
+TINY = ["trainer.total_steps=2", "plugins.validation.size=8"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_shipped_configuration_composes_and_trains(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    has_validation = any(entry.name == "validation" for entry in load_config(path).plugins)
+    config = load_config(path, overrides=TINY if has_validation else TINY[:1])
+
+    assert build_trainer(config).fit().step == 2
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FAMILIES, ids=lambda path: path.name)
+def test_a_task_goes_on_top_of_every_family(path: Path, overlay: Path) -> None:
+    config, task = load_config(path), load_config(path, overlay)
+
+    assert task.task != config.task
+    assert (task.algorithm, task.critic, task.optim) == (config.algorithm, config.critic, config.optim)
+
+
+def test_their_plans_need_no_torch() -> None:
+    script = """
+import sys
+from hooktrainer.cli import main
+for path in sys.argv[1:]:
+    assert main(["plan", path]) == 0, path
+    assert "torch" not in sys.modules, path
+"""
+    command = [sys.executable, "-c", script, *map(str, CONFIGS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout.count("weight_sync.sync") >= len(CONFIGS)
+
+
+def test_the_quickstart_overlaps_and_the_synchronous_run_does_not() -> None:
+    quickstart, sync = (load_config(ROOT / "configs" / f"{name}.yaml") for name in ("quickstart", "sync"))
+
+    assert (quickstart.rollout.use, sync.rollout.use) == ("thread", "inline")
+    assert quickstart.trainer.num_warmup_batches > sync.trainer.num_warmup_batches == 0
+    assert quickstart.trainer.parameter_sync_step == sync.trainer.parameter_sync_step == 4
+    for config in (quickstart, sync):
+        build_parts(config)
+
+
+def test_the_example_in_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["01_train.py", *TINY])
+    runpy.run_path(str(ROOT / "examples" / "01_train.py"), run_name="__main__")
+
+    assert "step 2: score" in capsys.readouterr().out
+
+
+def test_the_test_of_the_example_plugin_passes(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(ROOT / "examples" / "03_test_plugin.py"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ}, check=False)
+
+    assert "3 passed" in done.stdout, done.stdout

@@ -1,0 +1,392 @@
+"""However a run ends: its exit code, what it says, and that nothing is left of it, seen from outside."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import active_children
+from pathlib import Path
+
+import attrs
+import pytest
+import yaml
+
+from helpers import rollouts
+from helpers.outside import CONFIG, FIT, PROCESSES, Outside, config
+from hooktrainer import Plugin, build_trainer, on
+from hooktrainer.errors import RolloutError
+from hooktrainer.events import FitEnd
+from hooktrainer.rollout.process.engine import Process
+from hooktrainer.run.loading import config_from_mapping
+from hooktrainer.tasks.sort_digits import SortDigits
+
+LIMIT_S = 5
+
+
+def fit(directory: Path, text: str, *overrides: str) -> Outside:
+    (directory / "run.yaml").write_text(text)
+    return Outside(directory, *FIT, "run.yaml", *overrides)
+
+
+ENDINGS = {
+    "completed": ({}, ["trainer.total_steps=2"], "step ", 0, "completed 2 all 2 steps are done"),
+    "data": ({}, ["task.size=8", "trainer.total_steps=null"], "step ", 0, "completed 2 the data has ended"),
+    "stopped": ({"at": "save", "act": "stop"}, [], "AT", 0, "stopped 2 that is enough"),
+    "raises": ({"at": "iteration_end", "act": "raise"}, [], "AT", 1, "failed 1 ValueError: boom"),
+    "leaves": ({"at": "iteration_end", "act": "exit"}, [], "AT", 3, "interrupted 1 SystemExit: 3"),
+    "late": ({"at": "fit_end", "act": "raise"}, ["trainer.total_steps=2"], "AT", 1, "completed 2 all 2 steps are done"),
+    "signal": ({"at": "validation"}, [], "AT", 143, "interrupted 2 SIGTERM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ending", "engine"),
+    [
+        pytest.param(
+            ending,
+            engine,
+            marks=[] if engine == "thread" and ending in ("completed", "raises", "signal") else pytest.mark.slow,
+        )
+        for ending in ENDINGS
+        for engine in ("thread", "process")
+    ],
+)
+def test_nothing_is_left_of_a_run(ending: str, engine: str, tmp_path: Path) -> None:
+    odd, overrides, marker, code, said = ENDINGS[ending]
+    run = fit(tmp_path, config(text=CONFIG if engine == "thread" else PROCESSES, **odd), *overrides)
+    run.until(marker, times=2 if marker == "step " else 1)
+    since = run.send(signal.SIGTERM) if ending == "signal" else time.monotonic()
+
+    assert run.ended() == code, run.err
+    assert time.monotonic() - since < LIMIT_S
+    assert run.ends == [said]
+    assert run.left() == []
+
+
+FULL = """
+from queue import Queue
+import attrs
+from hooktrainer.tasks.sort_digits import SortDigits
+
+QUEUE = Queue(maxsize=16)
+
+@attrs.frozen(kw_only=True)
+class Full(SortDigits):
+    def score(self, truth, answer):
+        QUEUE.put(answer)
+        return super().score(truth, answer)
+"""
+
+
+@pytest.mark.slow
+def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_keep_the_process(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    # Two steps of four groups with two answers each fill it; what is dispatched ahead hangs.
+    more = ["trainer.num_warmup_batches=1", "rollout.batching=group", "trainer.total_steps=2"]
+    run = fit(tmp_path, config(), "task.use=full.py:Full", *more)
+    run.until("completed")
+    since = time.monotonic()
+
+    assert run.ended() == 0
+    assert time.monotonic() - since < LIMIT_S
+    assert "rollout-0 did not return within 1.5 s and is abandoned" in run.err
+    assert run.ends == ["completed 2 all 2 steps are done"]
+    assert run.left() == []
+
+
+@pytest.mark.slow
+def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_hold_up_an_error(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    more = ["trainer.num_warmup_batches=1", "rollout.batching=group"]
+    run = fit(tmp_path, config(at="iteration_end", act="raise"), "task.use=full.py:Full", *more)
+    run.until("AT iteration_end")
+    since = time.monotonic()
+
+    assert run.ended() == 1
+    assert time.monotonic() - since < LIMIT_S
+    assert "ValueError: boom" in run.err
+    assert run.ends == ["failed 1 ValueError: boom"]
+    assert run.left() == []
+
+
+SLOW_END = """
+import sys, time
+import attrs
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.events import FitEnd, IterationEnd
+
+@attrs.define(kw_only=True)
+class SlowEnd(Plugin):
+    at: str = "step"
+
+    @on(IterationEnd)
+    def step(self, event: IterationEnd) -> None:
+        if event.step == 2 and self.at == "step":
+            raise ValueError("the real reason")
+
+    @on(FitEnd, priority=Priority.SAVE - 1)
+    def first(self, event: FitEnd) -> None:
+        if self.at == "fit_end":
+            raise ValueError("the real reason")
+
+    @on(FitEnd, priority=Priority.SAVE)
+    def end(self, event: FitEnd) -> None:
+        sys.stdout.write("AT end\\n")
+        sys.stdout.flush()
+        time.sleep(1)
+
+    @on(FitEnd, priority=Priority.SAVE + 1)
+    def late(self, event: FitEnd) -> None:
+        if self.at == "late":
+            raise ValueError("the real reason")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at", ["step", "fit_end"])
+def test_a_signal_does_not_hide_the_error_that_ended_the_run_before_it(
+    at: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_end.py").write_text(SLOW_END)
+    run = fit(tmp_path, config(plugins=[f"{{use: 'slow_end.py:SlowEnd', at: {at}}}"]), "trainer.total_steps=3")
+    run.until("AT end")
+    run.send(number)
+
+    assert run.ended() == 1
+    assert "ValueError: the real reason" in run.err
+    assert "terminated" not in run.err
+    assert "interrupted" not in run.err
+    assert run.ends == ["failed 1 ValueError: the real reason" if at == "step" else "completed 3 all 3 steps are done"]
+
+
+@pytest.mark.slow
+def test_an_error_of_an_ending_is_shown_after_the_signal_that_came_before_it(tmp_path: Path) -> None:
+    (tmp_path / "slow_end.py").write_text(SLOW_END)
+    run = fit(tmp_path, config(plugins=["{use: 'slow_end.py:SlowEnd', at: late}"]), "trainer.total_steps=3")
+    run.until("AT end")
+    run.send(signal.SIGTERM)
+
+    assert run.ended() == 143
+    assert "at the end of the run there was an error: ValueError: the real reason" in run.err
+    assert run.err.endswith("terminated\n")
+
+
+@pytest.mark.parametrize(("act", "last", "named"), [
+    pytest.param(
+        "child", "sending SIGKILL", "left running by the run: process mine (pid ", marks=pytest.mark.slow
+    ),
+    ("thread", "the process ends without it", "left running by the run, and does not end: thread mine"),
+])  # fmt: skip
+def test_what_a_plugin_leaves_running_is_ended_and_named(act: str, last: str, named: str, tmp_path: Path) -> None:
+    run = fit(tmp_path, config(at="step_start", act=act), "trainer.total_steps=2")
+    run.until("completed")
+    since = time.monotonic()
+
+    assert run.ended() == 0, run.err
+    assert time.monotonic() - since < LIMIT_S
+    assert named in run.err
+    assert run.err.endswith(f"{last}\n")
+    assert run.left() == []
+
+
+THIRD = """
+import itertools, os
+import attrs
+from hooktrainer.tasks.sort_digits import SortDigits
+
+CALLS = itertools.count(1)
+
+@attrs.frozen(kw_only=True)
+class Third(SortDigits):
+    def score(self, truth, answer):
+        if next(CALLS) == 3:
+            print("AT third", flush=True)
+            ACT
+        return super().score(truth, answer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "act", "said"),
+    [
+        (CONFIG, "raise ValueError('boom')", "ValueError: boom"),
+        (PROCESSES, "raise ValueError('boom')", "ValueError: boom"),
+        (PROCESSES.replace("workers: 2", "max_restarts: 0"), "os._exit(0)", "returned early, with exit code 0"),
+    ],
+    ids=["thread raises", "process raises", "process returns early"],
+)
+def test_a_worker_that_fails_ends_the_run_within_two_seconds(text: str, act: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "third.py").write_text(THIRD.replace("ACT", act))
+    batch = ("trainer.ppo_mini_batch_size=4", "trainer.parameter_sync_step=1")
+    run = fit(tmp_path, config(text=text), "task.use=third.py:Third", *batch)
+    run.until("AT third")
+    since = time.monotonic()
+
+    assert run.ended() == 1
+    assert time.monotonic() - since < 2
+    assert said in run.err
+    (end,) = run.ends
+    assert end.startswith("failed 0 RolloutError: ")
+    assert run.left() == []
+
+
+@attrs.define(kw_only=True)
+class Ends(Plugin):
+    """Writes down every end."""
+
+    seen: list[tuple[str, int, str]] = attrs.field(factory=list)
+
+    @on(FitEnd)
+    def end(self, event: FitEnd) -> None:
+        self.seen.append((event.status, event.step, event.reason))
+
+
+def boom(*_: object) -> None:
+    raise ValueError("boom")
+
+
+FAULTS = {
+    "raises": ("score", boom, ValueError("boom")),
+    "returns early": ("trajectories", lambda _: [], RolloutError("early return: 0 answers instead of 2 answers to ")),
+    "returns None": ("trajectories", lambda _: None, RolloutError("early return: nothing instead of 2 answers to ")),
+    "scores None": ("score", lambda *_: None, RolloutError("SortDigits.score gave None for the answer ")),
+    "puts None": ("finish", None, RolloutError("the engine handed in None instead of answers")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_worker_that_fails_in_its_third_rollout_ends_fit_within_two_seconds_and_is_named(
+    fault: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, instead, cause = FAULTS[fault]
+    mapping = yaml.safe_load(CONFIG) | {
+        "run": {"dir": str(tmp_path)},
+        "trainer": {"total_steps": 50, "train_batch_size": 4, "ppo_mini_batch_size": 4},
+        "plugins": ["metric_aggregation", "weight_sync", {"use": f"{__file__}:Ends", "name": "ends"}],
+    }
+    mapping["rollout"]["use"] = engine
+    trainer = build_trainer(config_from_mapping(mapping))
+    (ends,) = [entry.plugin for entry in trainer.bus.plan.entries if entry.name == "ends"]
+    buffer = trainer.ports.buffer
+    owner = {"score": SortDigits, "trajectories": trainer.ports.engine._generator, "finish": buffer}[method]
+    real, calls, since = getattr(owner, method), itertools.count(1), list[float]()
+
+    def third(*arguments: object) -> object:
+        if next(calls) != 3:
+            return real(*arguments)
+        since.append(time.monotonic())
+        return real(arguments[0], None) if instead is None else instead(*arguments)
+
+    monkeypatch.setattr(owner, method, third)
+    with pytest.raises(RolloutError, match=r"^group \d \(.*\) could not be generated \(error\)") as caught:
+        trainer.fit()
+
+    assert time.monotonic() - since[0] < 2
+    found = caught.value.__cause__
+    assert type(found) is type(cause)
+    assert str(found).startswith(str(cause))
+    assert ends.seen == [("failed", 0, f"RolloutError: {caught.value}")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+    run = fit(tmp_path, config(), "trainer.total_steps=30")
+    run.until("step")
+    run.process.stdout.close()
+    with run.process.stderr as stream:
+        said = stream.read()
+
+    assert run.process.wait() == 0
+    assert run.rows() == list(range(1, 31))
+    assert said == "nobody reads standard output any more (Broken pipe): no more lines are shown, the run goes on\n"
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_the_same_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+    run = fit(tmp_path, config(at="save", step=5))
+    run.until("step")
+    run.process.stdout.close()
+    run.process.stderr.readline()
+    run.process.stderr.close()
+    while not run.ends and len(run.rows()) < 5:
+        time.sleep(0.01)
+    run.send(signal.SIGINT)
+
+    assert run.process.wait() == 130
+    assert run.ends == ["interrupted 5 SIGINT"]
+
+
+@pytest.mark.parametrize("command", ["plan", pytest.param("fit", marks=pytest.mark.slow)])
+def test_a_terminal_that_knows_ascii_only_gets_ascii(command: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(config())
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
+    done = subprocess.run(
+        [sys.executable, "-m", "hooktrainer", command, "run.yaml", "trainer.total_steps=1", "run.name=größe"],
+        capture_output=True, env=env, cwd=tmp_path, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert (b"adds metrics.row | makes weights.published" if command == "plan" else b"runs/gr??e") in done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_within_a_run_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(config(at="validation"))
+    run = fit(tmp_path, config(at="before_sync", act="fit"))
+    run.until("AT validation")
+    run.send(signal.SIGINT)
+
+    assert run.ended() == 130
+    assert run.ends == ["interrupted 2 SIGINT", "interrupted 1 SIGINT"]
+    assert run.left() == []
+
+
+def test_the_second_ctrl_c_counts_across_a_run_within_a_run(tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text(config(at="fit_end"))
+    run = fit(tmp_path, config(at="before_sync", act="fit"))
+    run.until("AT before_sync")
+    run.until("step")
+    run.send(signal.SIGINT)
+    run.until("AT fit_end")
+    since = run.send(signal.SIGINT)
+
+    assert run.ended() == 130
+    assert time.monotonic() - since < 1
+    assert run.ends == ["interrupted " + run.ends[0].split()[1] + " SIGINT"]
+
+
+@pytest.fixture
+def make() -> Callable[[], object]:
+    engines = []
+
+    def build() -> object:
+        options = Process(workers=1, max_restarts=0, n=1, max_response_length=rollouts.LENGTH)
+        parts = {"policy": rollouts.build, "tokenizer": rollouts.TOKENIZER, "task": rollouts.TASK, "seed": 0}
+        engines.append(options.build(**parts))
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def test_a_worker_that_was_killed_while_it_starts_up_is_not_blamed_on_the_script(make: Callable[[], object]) -> None:
+    engine = make()
+    rollouts.publish(engine, 0)
+    queue = rollouts.Queue(rollouts.groups(1))
+    engine.start(queue)
+    os.kill(active_children()[0].pid, signal.SIGKILL)
+    queue.wait_until(lambda: queue.closed)
+
+    with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts\. If nobody killed it, the system"):
+        engine.pump()

@@ -1,0 +1,55 @@
+"""What users can import, and what importing it costs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import hooktrainer
+from hooktrainer import errors
+
+
+@pytest.mark.parametrize(
+    "module", ["hooktrainer", "hooktrainer.config", "hooktrainer.simulation", "hooktrainer.testing"]
+)
+def test_all_is_sorted_complete_and_importable(module: str) -> None:
+    found = importlib.import_module(module)
+
+    assert list(found.__all__) == sorted(found.__all__)
+    assert all(getattr(found, name) is not None for name in found.__all__)
+
+
+def test_the_tree_of_errors_is_the_one_that_is_drawn() -> None:
+    made = {
+        name
+        for name, found in vars(errors).items()
+        if isinstance(found, type) and issubclass(found, errors.HookTrainerError)
+    }
+
+    assert set(re.findall(r"\w+Error", str(errors.__doc__))) == made
+
+
+def test_dir_shows_the_public_names() -> None:
+    assert dir(hooktrainer) == hooktrainer.__all__
+    with pytest.raises(AttributeError, match="no attribute 'Tainer'"):
+        hooktrainer.Tainer  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import hooktrainer",
+        "from hooktrainer import Bus, Plugin, Priority, Trainer, build_trainer, load_config, on, port, state",
+        "import hooktrainer.events, hooktrainer.metrics, hooktrainer.ports, hooktrainer.bus, hooktrainer.config",
+        "import hooktrainer.simulation, hooktrainer.testing.contract, hooktrainer.run.parts",
+        "import hooktrainer.sinks.console, hooktrainer.sinks.jsonl",
+        "import hooktrainer_plugins.log_after_collect, hooktrainer_plugins.metric_aggregation",
+        "import hooktrainer_plugins.staleness, hooktrainer_plugins.validation, hooktrainer_plugins.weight_sync",
+    ],
+)
+def test_importing_it_needs_no_torch(statement: str) -> None:
+    subprocess.run([sys.executable, "-c", f"{statement}\nimport sys; assert 'torch' not in sys.modules"], check=True)

@@ -1,0 +1,417 @@
+"""The protocol of a weight sync: all engines or none, whatever fails, and nothing is called a sync that is none."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hooktrainer import ports
+from hooktrainer.errors import SyncError
+from hooktrainer.ports import Canary
+from hooktrainer.weight_sync.checksums import checksum
+from hooktrainer.weight_sync.same_host import SameHost
+
+TOKENS = np.array([3, 1, 2])
+STEPS = ("spec", "stage", "pause", "flip", "version", "logprobs", "resume")
+
+
+def weights_of(version: int) -> dict[str, Tensor]:
+    return {"w": torch.full((3,), float(version)), "b": torch.full((2,), version)}
+
+
+def score(weights: Mapping[str, Tensor]) -> np.ndarray:
+    total = sum(float(tensor.double().sum()) for tensor in weights.values())
+    return np.full(len(TOKENS) - 1, -total, np.float32)
+
+
+def canary(version: int) -> Canary:
+    return Canary(tokens=TOKENS, logprobs=score(weights_of(version)), atol=1e-4)
+
+
+@attrs.define(eq=False)
+class Engine:
+    """Writes down what is done to it; raises where it is told to, before or after it did what was asked."""
+
+    name: str = "a"
+    events: list[str] = attrs.field(factory=list)
+    fails_on: str = ""
+    afterwards: bool = False
+    error: BaseException = attrs.field(factory=lambda: ValueError("out of memory"))
+    held: list[tuple[int, dict[str, Tensor]]] = attrs.field(factory=lambda: [(0, weights_of(0))])
+    staged: tuple[int, dict[str, Tensor]] | None = None
+    paused: bool = False
+    sampled_while_paused: bool = False
+
+    @property
+    def version(self) -> int:
+        if self.fails_on == "version" and len(self.held) > 1:
+            return 99
+        return self.held[-1][0]
+
+    def spec(self) -> None:
+        return self._do("spec", lambda: None)
+
+    def stage(self, weights: ports.Weights, version: int) -> Mapping[str, int]:
+        def copy() -> Mapping[str, int]:
+            before = self.staged[1] if self.staged and self.staged[0] == version else {}
+            copied = {name: tensor.clone() for name, tensor in weights.items()}
+            self.staged = (version, before | copied)
+            return {name: checksum(tensor) for name, tensor in copied.items()}
+
+        return self._do("stage", copy)
+
+    def pause(self) -> None:
+        def pause() -> None:
+            self.paused = True
+
+        self._do("pause", pause)
+
+    def flip(self) -> None:
+        def flip() -> None:
+            assert self.paused
+            assert self.staged is not None
+            self.held, self.staged = [self.held[-1], self.staged], None
+
+        self._do("flip", flip)
+
+    def unflip(self) -> None:
+        def unflip() -> None:
+            self.staged = None
+            del self.held[1:]
+
+        self._do("unflip", unflip)
+
+    def resume(self) -> None:
+        def resume() -> None:
+            self.paused = False
+
+        self._do("resume", resume)
+
+    def logprobs(self, tokens: np.ndarray) -> np.ndarray:
+        return self._do("logprobs", lambda: score(self.held[-1][1]))
+
+    def _do(self, what: str, action: Callable[[], object]) -> object:
+        self.events.append(f"{self.name} {what}")
+        fails, self.fails_on = self.fails_on == what, "" if self.fails_on == what else self.fails_on
+        if fails and not self.afterwards:
+            raise self.error
+        done = action()
+        if fails:
+            raise self.error
+        return done
+
+
+def published(transport: SameHost, version: int, engines: Sequence[Engine], **options: object) -> Mapping[str, object]:
+    return transport.publish(weights_of(version), version, engines, canary=canary(version), **options)
+
+
+def state(engine: Engine) -> tuple[int, list[float], bool, object]:
+    version, held = engine.held[-1]
+    return version, held["w"].tolist(), engine.paused, engine.staged
+
+
+OLD = (0, [0.0] * 3, False, None)
+NEW = (4, [4.0] * 3, False, None)
+
+
+def test_it_is_a_port_and_so_is_what_the_tests_bring_weights_to() -> None:
+    assert isinstance(SameHost(), ports.WeightTransport)
+    assert isinstance(Engine(), ports.WeightHolder)
+
+
+def test_each_part_of_the_protocol_is_done_on_every_engine_before_the_next() -> None:
+    events: list[str] = []
+    engines = [Engine("a", events), Engine("b", events)]
+    metrics = published(SameHost(), 4, engines)
+    parts = ("spec", "stage"), ("pause",), ("flip",), ("logprobs",), ("resume",)
+    assert events == [f"{name} {step}" for part in parts for name in "ab" for step in part]
+    assert [state(engine) for engine in engines] == [NEW] * 2
+    assert metrics["weight_sync/bytes"].value == 2 * (3 * 4 + 2 * 8)
+    assert metrics["weight_sync/canary_error"].value == 0.0
+
+
+class TestFailures:
+    @pytest.mark.parametrize("afterwards", [False, True])
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_a_failure_anywhere_leaves_every_engine_on_the_old_version_and_sampling(
+        self, count: int, afterwards: bool
+    ) -> None:
+        for step, failing in itertools.product(STEPS, range(count)):
+            engines = [Engine(str(place)) for place in range(count)]
+            engines[failing] = Engine(str(failing), fails_on=step, afterwards=afterwards)
+            transport = SameHost()
+            with pytest.raises(SyncError, match="version 4 was not published") as caught:
+                published(transport, 4, engines)
+            assert isinstance(caught.value.__cause__, SyncError if step == "version" else ValueError)
+            left = [attrs.evolve(engine, fails_on="") for engine in engines]
+            assert [(version, held, paused) for version, held, paused, _ in map(state, left)] == [OLD[:3]] * count, step
+            for engine in engines:
+                engine.fails_on = ""
+            published(transport, 4, engines)
+            assert [state(engine) for engine in engines] == [NEW] * count
+
+    @given(st.lists(st.tuples(st.sampled_from(["", *STEPS]), st.booleans(), st.booleans()), min_size=2, max_size=3))
+    def test_engines_that_fail_together_in_any_way_are_all_taken_back(
+        self, plans: list[tuple[str, bool, bool]]
+    ) -> None:
+        engines = [
+            Engine(
+                str(place), fails_on=step, afterwards=after, error=KeyboardInterrupt() if ctrl_c else OSError("gone")
+            )
+            for place, (step, after, ctrl_c) in enumerate(plans)
+        ]
+        try:
+            published(SameHost(), 4, engines)
+        except (SyncError, KeyboardInterrupt):
+            for engine in engines:
+                engine.fails_on = ""
+            assert [state(engine)[:3] for engine in engines] == [OLD[:3]] * len(engines)
+        else:
+            assert not any(step for step, _, _ in plans)
+            assert [state(engine) for engine in engines] == [NEW] * len(engines)
+
+    def test_an_engine_that_took_nothing_is_not_asked_to_undo_an_earlier_version(self) -> None:
+        engines = [Engine("a"), Engine("b", fails_on="stage")]
+        with pytest.raises(SyncError):
+            published(SameHost(), 4, engines)
+        assert "a unflip" in engines[0].events
+        assert "b unflip" not in engines[1].events
+
+    def test_an_interrupt_takes_all_back_and_stays_an_interrupt(self) -> None:
+        engines = [Engine("a"), Engine("b", fails_on="flip", error=KeyboardInterrupt())]
+        with pytest.raises(KeyboardInterrupt):
+            published(SameHost(), 4, engines)
+        assert [state(engine) for engine in engines] == [OLD] * 2
+
+    def test_an_interrupt_while_all_is_taken_back_waits_for_the_end_of_that(self) -> None:
+        class Interrupted(Engine):
+            def unflip(self) -> None:
+                super().unflip()
+                raise KeyboardInterrupt
+
+        engines = [Interrupted("a"), Engine("b", fails_on="logprobs")]
+        with pytest.raises(KeyboardInterrupt) as caught:
+            published(SameHost(), 4, engines)
+        assert [state(engine) for engine in engines] == [OLD] * 2
+        assert isinstance(caught.value.__cause__, ValueError)
+
+    def test_an_engine_that_cannot_go_back_keeps_no_other_from_it_and_is_named(self) -> None:
+        class Stuck(Engine):
+            def unflip(self) -> None:
+                raise OSError("stuck")
+
+        engines = [Stuck("a"), Engine("b"), Engine("c", fails_on="logprobs")]
+        with pytest.raises(SyncError) as caught:
+            published(SameHost(), 4, engines)
+        assert [state(engine) for engine in engines[1:]] == [OLD] * 2
+        assert not engines[0].paused
+        assert caught.value.__cause__ is not None
+        notes = "\n".join(caught.value.__cause__.__notes__)
+        assert "engine 0 (Stuck) could not go back to its old weights" in notes
+        assert "OSError: stuck" in notes
+        assert "engine 0 (Stuck) did not go back" in notes
+        assert "it holds version 4, not 0 again" in notes
+
+    def test_an_engine_that_cannot_even_say_what_it_holds_is_no_other_error(self) -> None:
+        class Mute(Engine):
+            @property
+            def version(self) -> int:
+                if "a unflip" in self.events:
+                    raise OSError("the server is gone")
+                return super().version
+
+        engines = [Mute("a"), Engine("b", fails_on="logprobs")]
+        with pytest.raises(SyncError, match="version 4 was not published: out of memory") as caught:
+            published(SameHost(), 4, engines)
+        assert "the server is gone" in "".join(caught.value.__cause__.__notes__)
+        assert state(engines[1]) == OLD
+
+    def test_what_goes_wrong_besides_is_told_once_an_engine_however_many_there_are(self) -> None:
+        class Broken(Engine):
+            def unflip(self) -> None:
+                raise OSError("no way back") from RuntimeError("the worker is dead")
+
+            def resume(self) -> None:
+                raise OSError("no way on")
+
+        engines = [*(Broken(name) for name in "abcd"), Engine("e", fails_on="flip")]
+        with pytest.raises(SyncError) as caught:
+            published(SameHost(), 4, engines)
+        assert caught.value.__cause__ is not None
+        notes = "\n".join(caught.value.__cause__.__notes__)
+        assert [notes.count(f"OSError: no way {way}") for way in ("back", "on")] == [4, 4]
+        assert notes.count("RuntimeError: the worker is dead") == 4
+        assert "out of memory" not in notes
+
+    def test_an_engine_that_lacks_a_part_of_the_protocol_is_told_which(self) -> None:
+        class Half:
+            version = 0
+            spec = stage = flip = unflip = Engine.unflip
+
+        with pytest.raises(SyncError, match=r"engine 1 \(Half\) has no pause\(\), resume\(\), logprobs\(\)"):
+            published(SameHost(), 1, [Engine(), Half()])
+
+
+class TestChecksums:
+    def test_a_bit_that_flips_on_its_way_is_found(self) -> None:
+        class Corrupted(Engine):
+            def stage(self, weights: ports.Weights, version: int) -> Mapping[str, int]:
+                broken = {name: tensor.clone() for name, tensor in weights.items()}
+                broken["w"].view(torch.int32)[1] ^= 1 << 7
+                return super().stage(broken, version)
+
+        engines = [Engine("a"), Corrupted("b")]
+        with pytest.raises(
+            SyncError, match=r"engine 1 \(Corrupted\) does not hold what it was sent: 'w' has the check"
+        ):
+            published(SameHost(), 4, engines)
+        assert [state(engine)[:3] for engine in engines] == [OLD[:3]] * 2
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [(None, "`stage` gave NoneType in place of a checksum by name"), ({}, "'w' was not acknowledged")],
+    )
+    def test_who_does_not_acknowledge_is_named(self, answer: object, message: str) -> None:
+        class Silent(Engine):
+            def stage(self, weights: ports.Weights, version: int) -> Mapping[str, int]:
+                super().stage(weights, version)
+                return answer
+
+        with pytest.raises(SyncError, match=message):
+            published(SameHost(), 4, [Silent()])
+
+    def test_weights_that_change_while_they_are_sent_are_found(self) -> None:
+        weights = weights_of(4)
+
+        class Slow(Engine):
+            def stage(self, bucket: ports.Weights, version: int) -> Mapping[str, int]:
+                held = super().stage(bucket, version)
+                weights["w"][0] += 1
+                return held
+
+        with pytest.raises(SyncError, match="'w' has the checksum"):
+            SameHost().publish(weights, 4, [Slow()])
+
+
+class TestCanary:
+    @pytest.mark.parametrize(
+        ("found", "message"),
+        [
+            (np.zeros(5), r"shape \(5,\) for the canary, not \(2,\)"),
+            (np.full(2, np.nan), "does not use the weights that it confirmed"),
+            (
+                np.array([[-20.0, -20.0], [-20.0, -20.5]]),
+                r"token 2 \(id 2\).* -20\.5, the learner's -20, a difference of",
+            ),
+        ],
+    )
+    def test_an_engine_that_scores_otherwise_is_refused(self, found: np.ndarray, message: str) -> None:
+        class Odd(Engine):
+            def logprobs(self, tokens: np.ndarray) -> np.ndarray:
+                return found
+
+        with pytest.raises(SyncError, match=message):
+            published(SameHost(), 4, [Odd()])
+
+    def test_a_difference_within_the_limit_is_reported(self) -> None:
+        class Rounded(Engine):
+            def logprobs(self, tokens: np.ndarray) -> np.ndarray:
+                return np.stack([super().logprobs(tokens), super().logprobs(tokens) + np.float32(5e-5)])
+
+        assert published(SameHost(), 4, [Rounded()])["weight_sync/canary_error"].value == pytest.approx(5e-5, rel=0.1)
+
+    def test_the_same_infinity_on_both_sides_is_no_difference(self) -> None:
+        scores = np.array([-np.inf, -1.0], np.float32)
+        assert Canary(tokens=TOKENS, logprobs=scores, atol=0.0).compare(scores, "engine") == 0.0
+        with pytest.raises(SyncError, match="a difference of inf"):
+            Canary(tokens=TOKENS, logprobs=scores, atol=1.0).compare(np.array([-3.0, -1.0]), "engine")
+
+    def test_weights_whose_scores_are_nan_are_not_published(self) -> None:
+        with pytest.raises(SyncError, match="are NaN: these weights are not published"):
+            Canary(tokens=TOKENS, logprobs=np.full(2, np.nan, np.float32), atol=1.0)
+
+
+class TestCaches:
+    """Second result is computed under version 2; the invalidation runs before the version is published."""
+
+    def test_a_cache_is_emptied_before_anybody_samples_again(self) -> None:
+        engine = Caching()
+        published(SameHost(), 1, [engine])
+        assert engine.generate("x") == ("x", 1)
+        published(SameHost(), 2, [engine])
+        assert engine.generate("x") == ("x", 2)
+        last = engine.events[engine.events.index("a generate") :]
+        assert last.index("a invalidate") < last.index("a resume")
+
+    def test_a_prefix_cache_that_survives_is_caught_by_the_second_canary(self) -> None:
+        engine = Caching(forgets=False)
+        published(SameHost(), 1, [engine])
+        with pytest.raises(SyncError, match="does not use the weights that it confirmed"):
+            published(SameHost(), 2, [engine])
+        assert engine.version == 1
+
+
+@attrs.define(eq=False)
+class Caching(Engine):
+    """Keeps what it computed for a prompt, the canary included."""
+
+    forgets: bool = True
+    cache: dict[object, object] = attrs.field(factory=dict)
+
+    def generate(self, prompt: str) -> tuple[str, int]:
+        self.events.append("a generate")
+        return self.cache.setdefault(prompt, (prompt, self.version))
+
+    def logprobs(self, tokens: np.ndarray) -> np.ndarray:
+        return self.cache.setdefault(tuple(tokens), super().logprobs(tokens))
+
+    def flip(self) -> None:
+        super().flip()
+        if self.forgets:
+            self.events.append("a invalidate")
+            self.cache.clear()
+
+
+class TestNothingNew:
+    BASE = {"w": torch.ones(3)}
+
+    def publish(self, transport: SameHost, version: int, adapter: float | None) -> None:
+        trained = None if adapter is None else {"lora_a": torch.full((2,), adapter), "w": self.BASE["w"]}
+        transport.publish(self.BASE, version, [Engine()], trained=trained)
+
+    def test_a_sync_that_changes_nothing_though_training_moved_is_refused(self) -> None:
+        transport = SameHost()
+        self.publish(transport, 0, 0.0)
+        with pytest.raises(SyncError, match=r"training moved 1 of 1 tensors .* such as 'lora_a', but all 1 weights"):
+            self.publish(transport, 1, 0.5)
+        with pytest.raises(SyncError, match="training moved 1"):  # what failed does not count as published
+            self.publish(transport, 1, 0.5)
+
+    def test_if_training_moved_nothing_it_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        transport = SameHost()
+        with caplog.at_level(logging.WARNING):
+            for version in range(3):
+                self.publish(transport, version, 0.5)
+        assert [record.getMessage() for record in caplog.records] == [
+            "version 1 brings engines nothing new: all weights are as they were"
+        ]
+
+    def test_what_a_cast_loses_is_said_and_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Half(Engine):
+            def spec(self) -> ports.Weights:
+                return {"w": torch.empty(3, dtype=torch.bfloat16, device="meta")}
+
+        transport = SameHost()
+        with caplog.at_level(logging.WARNING):
+            for version, value in enumerate([1.0, 1.00001]):
+                transport.publish({"w": torch.full((3,), value)}, version, [Half()], trained={"a": torch.tensor(value)})
+        assert "what training moved is lost in the cast" in caplog.text

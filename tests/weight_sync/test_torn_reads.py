@@ -1,0 +1,114 @@
+"""Readers never see a mix of two versions, however often weights are synced under them."""
+
+from __future__ import annotations
+
+import threading
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, Versioned, groups, versions_of
+from hooktrainer.errors import RolloutError, SyncError
+from hooktrainer.models.policy import full_state
+from hooktrainer.rollout.inline import Inline
+from hooktrainer.rollout.process.engine import Process
+from hooktrainer.rollout.thread import Thread
+from hooktrainer.weight_sync.same_host import SameHost
+
+SYNCS, COPIES, READERS = 200, 10_000, 4
+BUCKET_BYTES = 40_000  # a tensor
+
+
+def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_their_version() -> None:
+    engine = Thread(n=2, max_response_length=LENGTH).build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
+    modules, transport = engine._generator.weights, SameHost()
+    transport.publish(Versioned.state(0), 0, [engine], bucket_bytes=BUCKET_BYTES)
+    torn: list[object] = []
+    copied: list[int] = []
+    halfway = threading.Event()
+
+    def read() -> None:
+        copies: dict[str, Tensor] = {name: torch.empty(10_000) for name in "abc"}
+        for number in range(COPIES // READERS):
+            with modules.reading() as (module, version):
+                for name, tensor in full_state(module).items():
+                    copies[name].copy_(tensor)
+            ends = {float(end) for copy in copies.values() for end in copy.aminmax()}
+            copied.append(version)
+            if ends != {float(version)}:
+                torn.append((version, ends))
+            if number == COPIES // READERS // 2:
+                halfway.set()
+
+    readers = [threading.Thread(target=read) for _ in range(READERS)]
+    for reader in readers:
+        reader.start()
+    for version in range(1, SYNCS + 1):
+        transport.publish(Versioned.state(version), version, [engine], bucket_bytes=BUCKET_BYTES)
+        if version == SYNCS // 2:
+            halfway.wait()  # so that syncs go on as long as copies do
+    for reader in readers:
+        reader.join()
+
+    assert torn == []
+    assert len(copied) == COPIES
+    assert engine.version == SYNCS
+    assert len(set(copied)) > 20
+
+
+@pytest.mark.slow
+def test_workers_in_other_processes_see_one_version_a_group_and_say_so() -> None:
+    engine = Process(n=2, max_response_length=LENGTH, workers=2).build(
+        policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0
+    )
+    transport, queue = SameHost(), Queue(groups(4))
+    try:
+        transport.publish(Versioned.state(0), 0, [engine], bucket_bytes=BUCKET_BYTES)
+        engine.start(queue)
+        queue.wait_for(4)
+        for version in range(1, SYNCS + 1):
+            queue.dispatch([attrs.evolve(groups(1)[0], number=10 + version)])
+            transport.publish(Versioned.state(version), version, [engine], bucket_bytes=BUCKET_BYTES)
+        queue.wait_for(4 + SYNCS)
+        engine.pump()
+    finally:
+        engine.close()
+    assert queue.failed == {}  # a mix gives logits that are not finite, and echoes that were never published
+    seen = {version for answers in queue.finished.values() for version in versions_of(answers)}
+    assert len(seen) > 5
+
+
+def scribble(engine: object) -> None:
+    """Write over the set in use, as a sync without two sets would."""
+    module = engine._generator.weights.in_use
+    with torch.no_grad():
+        module.a.fill_(99.0)
+        module.b.fill_(99.0)
+        module.c.fill_(99.0)  # uniform, so that the answers look right
+
+
+@pytest.mark.parametrize("name", ["inline", "thread", "process"])
+def test_a_set_that_is_written_under_its_readers_ends_the_run(name: str) -> None:
+    options = {"inline": Inline, "thread": Thread, "process": Process}[name](n=2, max_response_length=LENGTH)
+    engine = options.build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
+    queue = Queue(groups(2))
+    try:
+        SameHost().publish(Versioned.state(1), 1, [engine])
+        engine.start(queue)
+        if name == "inline":
+            engine.pump()
+        queue.wait_for(2)
+        scribble(engine)
+        queue.dispatch([attrs.evolve(group, number=10 + group.number) for group in groups(2)])
+        if name == "inline":
+            with pytest.raises(SyncError, match=r"group 1\d was sampled from torn weights: of version 1"):
+                engine.pump()
+        else:
+            queue.wait_until(lambda: queue.closed)
+            with pytest.raises(RolloutError, match="was sampled from torn weights: of version 1"):
+                engine.pump()
+    finally:
+        engine.close()
+    assert queue.finished.keys() == {0, 1}
