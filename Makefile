@@ -6,7 +6,7 @@ bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt
 code := hooktrainer plugins tests examples
 
-.PHONY: train test slow check
+.PHONY: train test slow check readme
 
 train: $(VENV)/.installed  ## Run the quickstart
 	$(bin)/hooktrainer fit $(CONFIG)
@@ -23,6 +23,9 @@ check: $(VENV)/.installed-dev  ## Check without running anything
 	$(bin)/ruff format --check $(code)
 	$(bin)/mypy
 	$(bin)/lint-imports
+
+readme: $(VENV)/.installed-dev  ## Rewrite the generated tables of all README files
+	$(bin)/python tests/helpers/readme_tables.py --write
 
 $(bin)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,55 +1,277 @@
-"""What the README shows is what is there."""
+"""Every README of the project: what it shows is run, and what it names exists."""
 
 from __future__ import annotations
 
-import re
-import shutil
+import inspect
+import sys
+import types
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import pytest
+import yaml
 
+from helpers import readme_tables
+from helpers.readmes import (
+    ROOT,
+    Block,
+    Command,
+    anchors,
+    blocks,
+    commands,
+    defined_tests,
+    fill,
+    links,
+    missing_line,
+    named,
+    pages,
+    paths,
+)
 from hooktrainer import Plugin, Priority, load_config, on
 from hooktrainer.bus.plan_text import describe
+from hooktrainer.cli import main
 from hooktrainer.events import StepEnd
 from hooktrainer.run.parts import build_parts
 from hooktrainer.testing import FakeBus
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+FRONT = ROOT / "README.md"
+DEFINED: Mapping[Path, Mapping[str, object]] = {
+    FRONT: {"attrs": attrs, "Plugin": Plugin, "Priority": Priority, "on": on, "StepEnd": StepEnd, "FakeBus": FakeBus}
+}
+"""Names that the blocks of a page use without importing them."""
+BASE = ROOT / "configs" / "quickstart.yaml"
+whole_project = pytest.mark.skipif(not (ROOT / "LICENSE").exists(), reason="only the tests are here")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def with_blocks(*languages: str) -> list[Path]:
+    return [page for page in pages() if blocks(page, *languages)]
 
 
-def test_its_configuration_composes(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "kl_stop.py", tmp_path)
-    (tmp_path / "readme.yaml").write_text(blocks("yaml")[0])
+@pytest.mark.parametrize("page", with_blocks("python"), ids=named)
+def test_its_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, page)
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType(f"readme_of_{page.parent.name}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    vars(module).update(DEFINED.get(page, {}))
+    given = {"tmp_path": tmp_path, "monkeypatch": monkeypatch, "fake_bus": lambda: FakeBus}
 
-    entries = build_parts(load_config(tmp_path / "readme.yaml")).plan.entries
+    for block in blocks(page, "python"):
+        run(block, module)
+        for name in defined_tests(block):
+            test = vars(module)[name]
+            test(**{parameter: given[parameter] for parameter in inspect.signature(test).parameters})
 
-    assert [entry.name for entry in entries][-2:] == ["kl_stop", "log_after_collect"]
+
+def run(block: Block, module: types.ModuleType) -> None:
+    """Run a block, with the lines of the page in tracebacks."""
+    source = "\n" * (block.line - 1) + block.text
+    exec(compile(source, str(block.path), "exec", dont_inherit=True), vars(module))
 
 
-def test_its_plugin_passes_its_test() -> None:
-    names = {"attrs": attrs, "Plugin": Plugin, "Priority": Priority, "on": on, "StepEnd": StepEnd, "FakeBus": FakeBus}
-    plugin, test = blocks("python")[:2]
-    exec(plugin + test, names)
+@pytest.mark.parametrize("block", [block for page in pages() for block in blocks(page, "yaml")], ids=str)
+def test_its_configurations_compose(block: Block, tmp_path: Path) -> None:
+    fill(tmp_path, block.path)
+    data = yaml.safe_load(block.text)
+    if isinstance(data, list):  # entries of a list of plugins
+        names = {entry if isinstance(entry, str) else entry.get("name", entry.get("use")) for entry in data}
+        kept = [entry for entry in yaml.safe_load(BASE.read_text())["plugins"] if name_of(entry) not in names]
+        data = {"plugins": [*kept, *data]}
+    (tmp_path / "shown.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    whole = {"task", "model", "trainer"} <= data.keys()
 
-    names["test_it_stops_above_its_limit"]()  # type: ignore[operator]
+    config = load_config(*([] if whole else [BASE]), tmp_path / "shown.yaml")
+
+    assert build_parts(config).plan.entries or not config.plugins
+
+
+def name_of(entry: object) -> object:
+    return entry if isinstance(entry, str) else dict(entry).get("name", dict(entry).get("use"))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("page", with_blocks("console"), ids=named)
+def test_its_commands_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, page)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    for block in blocks(page, "console"):
+        for command in commands(block):
+            check(block, command, capfd)
+
+
+def check(block: Block, command: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    """Run a command of hooktrainer; others are only shown."""
+    name, *arguments = command.arguments
+    if name != "hooktrainer":
+        return
+    fits = arguments[0] == "fit"
+    if fits:
+        arguments = [*arguments, *block.overrides] if block.overrides is not None else ["plan", *arguments[1:]]
+    code = exit_code_of(arguments)
+    out, err = capfd.readouterr()
+    assert code == block.exit_code, f"{block}: {' '.join(command.arguments)} gave {code}\n{out}{err}"
+    if fits and block.overrides is None:
+        return
+    missing = missing_line(command.shown, out + err, numbers=not fits)
+    assert missing is None, f"{block}: not in the output, or not in this order: {missing!r}\n{out}{err}"
+
+
+def exit_code_of(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as error:  # of argparse
+        return error.code if isinstance(error.code, int) else 1
+
+
+@whole_project
+@pytest.mark.parametrize("page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=named)
+def test_its_links_lead_somewhere(page: Path) -> None:
+    wrong = []
+    for link in links(page):
+        where, _, anchor = link.partition("#")
+        target = page.parent / where if where else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+
+    assert not wrong
+
+
+@whole_project
+@pytest.mark.parametrize("page", [*pages(), ROOT / "CONTRIBUTING.md"], ids=named)
+def test_the_paths_it_names_exist(page: Path) -> None:
+    assert [path for path in paths(page) if not (ROOT / path).exists() and not (page.parent / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_its_tables_are_those_that_the_code_gives(page: Path) -> None:
+    text = page.read_text()
+
+    assert readme_tables.updated(text) == text, "run `make readme`"
 
 
 def test_its_plan_is_a_part_of_the_quickstarts() -> None:
-    shown = README.split("$ hooktrainer plan configs/quickstart.yaml\n...\n")[1].split("```")[0]
+    text = FRONT.read_text()
+    if "$ hooktrainer plan configs/quickstart.yaml\n...\n" not in text:
+        pytest.skip("shown in a console block")
+    shown = text.split("$ hooktrainer plan configs/quickstart.yaml\n...\n")[1].split("```")[0]
 
-    plan = describe(build_parts(load_config(ROOT / "configs" / "quickstart.yaml")).plan)
+    plan = describe(build_parts(load_config(BASE)).plan)
 
     assert shown in plan
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(((?!http)[^)]+)\)", README))))
-def test_what_it_links_to_exists(link: str) -> None:
-    if not (ROOT / "LICENSE").exists():
-        pytest.skip("only the tests are here, not the whole project")
-    assert (ROOT / link).exists()
+class TestTheReader:
+    """The reader of pages, on a page of its own."""
+
+    PAGE = """# Title: `code` and more
+
+<!-- run: trainer.total_steps=2 -->
+```console
+$ hooktrainer fit run.yaml \\
+    seed=1  # a comment
+step 1 ... 0.25
+...
+done in 12.5 s
+$ ls
+```
+
+Text.
+
+<!-- exit: 2 -->
+
+```console
+$ hooktrainer plan run.yaml
+```
+
+## Title: `code` and more
+
+See [there](#title-code-and-more-1) and [here](https://example.org); `tests/no_such_file.py`.
+
+```python
+# shown.py
+def test_it(): ...
+[no](link)
+```
+"""
+
+    @pytest.fixture
+    def page(self, tmp_path: Path) -> Path:
+        path = tmp_path / "README.md"
+        path.write_text(self.PAGE)
+        return path
+
+    def test_it_finds_blocks_and_their_comments(self, page: Path) -> None:
+        first, second = blocks(page, "console")
+        (python,) = blocks(page, "python")
+
+        assert (first.overrides, first.exit_code, first.line) == (("trainer.total_steps=2",), 0, 5)
+        assert (second.overrides, second.exit_code) == (None, 2)
+        assert (python.file_name, [*defined_tests(python)]) == ("shown.py", ["test_it"])
+
+    def test_it_cuts_commands_and_their_output(self, page: Path) -> None:
+        fit, listing = commands(blocks(page, "console")[0])
+
+        assert fit.arguments == ("hooktrainer", "fit", "run.yaml", "seed=1")
+        assert fit.shown == ("step 1 ... 0.25", "...", "done in 12.5 s")
+        assert listing == Command(("ls",), ())
+
+    def test_it_finds_links_anchors_and_paths(self, page: Path) -> None:
+        assert links(page) == ["#title-code-and-more-1"]
+        assert anchors(page) == {"title-code-and-more", "title-code-and-more-1"}
+        assert paths(page) == ["tests/no_such_file.py"]
+
+    def test_it_compares_lines_in_order(self) -> None:
+        output = "a\nstep 1 of 9: 0.25\nother\ndone in 3.25 s\n"
+
+        assert missing_line(["step 1 ... 0.25", "...", "done in 3.25 s"], output) is None
+        assert missing_line(["done in 12.5 s"], output) == "done in 12.5 s"
+        assert missing_line(["done in 12.5 s"], output, numbers=False) is None
+        assert missing_line(["done in 3.25 s", "a"], output) == "a"
+
+
+def test_a_table_is_replaced_between_its_comments() -> None:
+    text = "before\n\n<!-- generated: bands -->\nold\n<!-- end -->\n\nafter\n"
+
+    new = readme_tables.updated(text)
+
+    assert new.startswith("before\n\n<!-- generated: bands -->\n\n| band |")
+    assert new.endswith(" |\n\n<!-- end -->\n\nafter\n")
+    assert "old" not in new
+    assert readme_tables.updated(new) == new
+
+
+@pytest.mark.parametrize("name", ["no_such_table", "options no_such_plugin", "bands of_what"])
+def test_an_unknown_table_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"<!-- generated: {name} -->"):
+        readme_tables.updated(f"<!-- generated: {name} -->\n<!-- end -->\n")
+
+
+def test_a_table_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="no <!-- end -->"):
+        readme_tables.updated("<!-- generated: bands -->\n| |\n")
+
+
+@pytest.mark.parametrize("name", readme_tables.EXAMPLES)
+def test_every_kind_of_table_can_be_made(name: str) -> None:
+    if name.startswith("files") and not (ROOT / "hooktrainer").exists():
+        pytest.skip("only the tests are here")
+    table = readme_tables.table(name)
+    head, rule, *rows = table.splitlines()
+
+    assert rows
+    assert {line.replace(r"\|", "").count("|") for line in (head, rule, *rows)} == {head.count("|")}
+
+
+def test_the_command_rewrites_tables(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("<!-- generated: bands -->\n<!-- end -->\n")
+
+    assert readme_tables.main([str(page)]) == 1
+    assert readme_tables.main(["--write", str(page)]) == 0
+    assert readme_tables.main([str(page)]) == 0
+    assert "COLLECT" in page.read_text()
