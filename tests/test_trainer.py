@@ -25,7 +25,7 @@ from hooktrainer.events import (
     WeightsSynced,
 )
 from hooktrainer.metrics import Mean, Sum
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.testing import (
     FakeBuffer,
     FakeEngine,
@@ -257,7 +257,7 @@ class TestStaleness:
 
     def test_room_is_used_before_learning_so_that_it_overlaps(self) -> None:
         seen: list[int] = []
-        buffer = FakeBuffer(Limits(capacity=2))
+        buffer = FakeBuffer(ReplayOptions(capacity=2))
 
         class Learner(FakeLearner):
             def update(self, groups: Sequence[object]) -> Mapping[str, object]:
@@ -281,7 +281,9 @@ class TestStaleness:
         assert seen == [[1], [1], [1, 2], [1, 2]]
 
     def test_a_buffer_without_room_is_filled_after_the_next_sample(self) -> None:
-        run = Run(cycles(2, total_steps=2, mini_batch=2, warmup=4), ports={"buffer": FakeBuffer(Limits(capacity=3))})
+        run = Run(
+            cycles(2, total_steps=2, mini_batch=2, warmup=4), ports={"buffer": FakeBuffer(ReplayOptions(capacity=3))}
+        )
 
         run.fit()
 

@@ -14,7 +14,7 @@ from hooktrainer.errors import ConfigError, Fault
 if TYPE_CHECKING:
     import attrs
 
-    from hooktrainer.algorithms.options import Algorithm
+    from hooktrainer.algorithms.options import AlgorithmOptions
 
 
 def is_known(names: Mapping[str, str]) -> Any:
@@ -26,13 +26,13 @@ def is_known(names: Mapping[str, str]) -> Any:
     return and_(instance_of(str), check)
 
 
-def is_name_or_none(_: Algorithm, __: attrs.Attribute[str], value: str) -> None:
+def is_name_or_none(_: AlgorithmOptions, __: attrs.Attribute[str], value: str) -> None:
     """`none`, a name of the registry, or a function of the user's own."""
     if value != "none":
         registry.check(value, {"none": "", **registry.BEHAVIOUR_WEIGHTS})
 
 
-def anchors_elsewhere(algorithm: Algorithm, key: attrs.Attribute[Any], value: object) -> None:
+def anchors_elsewhere(algorithm: AlgorithmOptions, key: attrs.Attribute[Any], value: object) -> None:
     """What looks at the ratio of proximal to behaviour policy needs them to differ."""
     if value == "none" or not value:
         return
@@ -48,7 +48,7 @@ def anchors_elsewhere(algorithm: Algorithm, key: attrs.Attribute[Any], value: ob
         )
 
 
-def applies_a_weight(algorithm: Algorithm, _: attrs.Attribute[Any], value: float | None) -> None:
+def applies_a_weight(algorithm: AlgorithmOptions, _: attrs.Attribute[Any], value: float | None) -> None:
     """Bounds of a weight need one, and the right order."""
     low, high = algorithm.behaviour_weight_low, algorithm.behaviour_weight_high
     if value is not None and algorithm.behaviour_weight == "none":
@@ -57,7 +57,7 @@ def applies_a_weight(algorithm: Algorithm, _: attrs.Attribute[Any], value: float
         raise ConfigError(f"behaviour_weight_low = {low} is above behaviour_weight_high = {high}")
 
 
-def is_taken(algorithm: Algorithm, key: attrs.Attribute[Any], value: float | None) -> None:
+def is_taken(algorithm: AlgorithmOptions, key: attrs.Attribute[Any], value: float | None) -> None:
     """An option is for a function that takes it; what a function of the user's own takes is seen once it is loaded."""
     names = {section_key: getattr(algorithm, section_key) for section_key in registry.FUNCTIONS}
     own = any(name != "none" and name not in registry.FUNCTIONS[at] for at, name in names.items())
@@ -66,20 +66,20 @@ def is_taken(algorithm: Algorithm, key: attrs.Attribute[Any], value: float | Non
     raise ConfigError(registry.taken_by_none(key.name, value, names.values()))
 
 
-def has_a_divergence(algorithm: Algorithm, key: attrs.Attribute[Any], value: object) -> None:
+def has_a_divergence(algorithm: AlgorithmOptions, key: attrs.Attribute[Any], value: object) -> None:
     """What says how the divergence is taken needs one."""
     if value != key.default and not algorithm.kl_coeff:
         shown = "it" if value is True else str(value)
         raise ConfigError(f"{shown} has no effect with kl_coeff = 0: there is no reference model; set kl_coeff")
 
 
-def has_a_buffer(algorithm: Algorithm, key: attrs.Attribute[Any], value: float) -> None:
+def has_a_buffer(algorithm: AlgorithmOptions, key: attrs.Attribute[Any], value: float) -> None:
     """A penalty needs the tokens in which it grows."""
     if value != key.default and algorithm.overlong_buffer is None:
         raise ConfigError(f"{value} has no effect without overlong_buffer, the tokens in which the penalty grows")
 
 
-def has_a_gradient(algorithm: Algorithm, _: attrs.Attribute[str], value: str) -> None:
+def has_a_gradient(algorithm: AlgorithmOptions, _: attrs.Attribute[str], value: str) -> None:
     """k1 in the loss needs the correction: its own gradient is 0 on average."""
     if value == "k1" and algorithm.kl_coeff and algorithm.kl_in == "loss" and not algorithm.kl_off_policy_correction:
         raise ConfigError(
@@ -88,13 +88,13 @@ def has_a_gradient(algorithm: Algorithm, _: attrs.Attribute[str], value: str) ->
         )
 
 
-def reaches_the_loss(algorithm: Algorithm, _: attrs.Attribute[bool], value: bool) -> None:
+def reaches_the_loss(algorithm: AlgorithmOptions, _: attrs.Attribute[bool], value: bool) -> None:
     """A correction of the loss needs the divergence there."""
     if value and algorithm.kl_in == "reward":
         raise ConfigError("it weighs the divergence in the loss, and kl_in is reward")
 
 
-def is_known_before(algorithm: Algorithm, _: attrs.Attribute[str], value: str) -> None:
+def is_known_before(algorithm: AlgorithmOptions, _: attrs.Attribute[str], value: str) -> None:
     """A divergence in the reward is taken before the first update, when an interpolated policy is not known yet."""
     if value == "reward" and algorithm.proximal_policy == "log_linear":
         raise ConfigError(
@@ -104,7 +104,7 @@ def is_known_before(algorithm: Algorithm, _: attrs.Attribute[str], value: str) -
         )
 
 
-def weighs_something(algorithm: Algorithm, _: attrs.Attribute[str], value: str) -> None:
+def weighs_something(algorithm: AlgorithmOptions, _: attrs.Attribute[str], value: str) -> None:
     """Decoupled PPO needs a proximal policy that is not the sampler."""
     if value == "decoupled_ppo" and algorithm.proximal_policy == "bypass":
         raise ConfigError(
@@ -113,7 +113,7 @@ def weighs_something(algorithm: Algorithm, _: attrs.Attribute[str], value: str) 
         )
 
 
-def reads_criteria(_: Algorithm, __: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
+def reads_criteria(_: AlgorithmOptions, __: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
     """Known criteria, each with the kind of bound that it compares with. Raises `ConfigError` with every fault."""
     faults = [Fault(key, fault) for key, bound in value.items() if (fault := criterion_fault(key, bound))]
     if faults:

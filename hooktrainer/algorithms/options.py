@@ -27,7 +27,7 @@ from hooktrainer.algorithms.option_checks import (
 
 
 @attrs.frozen(kw_only=True)
-class Algorithm:
+class AlgorithmOptions:
     """How answers become a loss; an option that is left out is the usual one of its function."""
 
     adv_estimator: str = attrs.field(default="grpo", validator=is_known(registry.ADVANTAGE_ESTIMATORS))

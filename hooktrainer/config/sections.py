@@ -8,14 +8,14 @@ from typing import Final, Literal
 import attrs
 from attrs.validators import ge, le, lt, optional
 
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.config.fields import field_type
 from hooktrainer.config.named import Named, PluginEntry, Use
 from hooktrainer.config.schema import HINT
 from hooktrainer.config.short_forms import COMPONENTS
 from hooktrainer.errors import ConfigError, Fault
-from hooktrainer.learner.options import CriticOptions, Optim
-from hooktrainer.replay.options import Limits
+from hooktrainer.learner.options import CriticOptions, OptimOptions
+from hooktrainer.replay.options import ReplayOptions
 
 
 def _is_folder(_instance: object, _attribute: object, value: str) -> None:
@@ -31,13 +31,13 @@ def _is_whole_step(trainer: TrainerConfig, _attribute: object, value: int) -> No
         )
 
 
-def _holds_a_mini_batch(config: Config, _attribute: object, replay: Limits) -> None:
+def _holds_a_mini_batch(config: Config, _attribute: object, replay: ReplayOptions) -> None:
     mini = config.trainer.ppo_mini_batch_size
     if replay.capacity is not None and replay.capacity < mini:
         raise ConfigError([Fault("capacity", f"{replay.capacity} groups cannot hold a mini-batch of {mini}")])
 
 
-def _has_its_critic(config: Config, _attribute: object, algorithm: Algorithm) -> None:
+def _has_its_critic(config: Config, _attribute: object, algorithm: AlgorithmOptions) -> None:
     if algorithm.wants_a_critic and config.critic.use == "none":
         text = f"{algorithm.adv_estimator} needs a critic, and critic.use is none; take value_head or model"
         raise ConfigError([Fault("adv_estimator", text)])
@@ -98,15 +98,15 @@ class Config:
     """The policy that is trained."""
     rollout: Use
     """The engine that answers prompts, and how it samples."""
-    algorithm: Algorithm = attrs.field(factory=Algorithm, validator=_has_its_critic)
+    algorithm: AlgorithmOptions = attrs.field(factory=AlgorithmOptions, validator=_has_its_critic)
     """How answers become a loss."""
-    optim: Optim = attrs.field(factory=Optim)
+    optim: OptimOptions = attrs.field(factory=OptimOptions)
     """How the loss becomes an update."""
     critic: CriticOptions = attrs.field(factory=CriticOptions, validator=_has_a_use)
     """What estimates returns, for the algorithms that need it."""
     trainer: TrainerConfig
     """How long the run is, and how its steps are cut."""
-    replay: Limits = attrs.field(factory=Limits, validator=_holds_a_mini_batch)
+    replay: ReplayOptions = attrs.field(factory=ReplayOptions, validator=_holds_a_mini_batch)
     """The buffer between rollouts and learner."""
     run: RunConfig
     """Where the run is kept."""

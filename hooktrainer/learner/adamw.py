@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from hooktrainer.learner.distributed import Ranks
-from hooktrainer.learner.options import Optim
+from hooktrainer.learner.options import OptimOptions
 
 _EPS: Final = 1e-8
 
@@ -18,7 +18,7 @@ _EPS: Final = 1e-8
 class AdamW:
     """AdamW over the parameters of one module, by torch's function: the class around it takes a second to import."""
 
-    def __init__(self, module: nn.Module, optim: Optim, lr: float, ranks: Ranks) -> None:
+    def __init__(self, module: nn.Module, optim: OptimOptions, lr: float, ranks: Ranks) -> None:
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._lr = lr
         self._optim = optim

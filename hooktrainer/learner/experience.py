@@ -16,7 +16,7 @@ from hooktrainer.algorithms.advantages import require_finite
 from hooktrainer.algorithms.aggregation import Totals
 from hooktrainer.algorithms.kl import kl
 from hooktrainer.algorithms.masking import selected
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.returns import token_rewards
 from hooktrainer.algorithms.shaping import overlong_penalty
 from hooktrainer.errors import ConfigError, Fault, NonFiniteError
@@ -99,7 +99,7 @@ class Preparation:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: AlgorithmOptions,
         functions: Functions,
         models: Models,
         *,

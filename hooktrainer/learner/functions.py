@@ -13,7 +13,7 @@ from hooktrainer.algorithms import registry
 from hooktrainer.algorithms import result_checks as returned
 from hooktrainer.algorithms.advantages import check_epsilon
 from hooktrainer.algorithms.aggregation import Totals
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.shaping import overlong_penalty
 from hooktrainer.errors import ConfigError, Fault
 
@@ -29,7 +29,7 @@ class Functions:
     """By proximal over behaviour policy."""
 
     @classmethod
-    def of(cls, algorithm: Algorithm, *, has_critic: bool, max_response_length: int | None) -> Functions:
+    def of(cls, algorithm: AlgorithmOptions, *, has_critic: bool, max_response_length: int | None) -> Functions:
         """Bind them; what each call returns is looked at.
 
         Raises `ConfigError` with the addresses of keys: for an input or option that is not there, an option that no
@@ -57,7 +57,7 @@ class Functions:
             raise ConfigError(faults)
         return made
 
-    def _untaken(self, algorithm: Algorithm) -> Iterator[Fault]:
+    def _untaken(self, algorithm: AlgorithmOptions) -> Iterator[Fault]:
         bound = [
             each for each in (self.advantages, self.policy_loss, self.aggregation, self.weight) if each is not None
         ]
@@ -95,9 +95,9 @@ def constants(max_response_length: int | None) -> Mapping[str, object]:
 
 
 def _bound(
-    algorithm: Algorithm, key: str, inputs: Collection[str], args: Mapping[str, Any] | None = None
+    algorithm: AlgorithmOptions, key: str, inputs: Collection[str], args: Mapping[str, Any] | None = None
 ) -> registry.Bound:
-    section = {field.name: getattr(algorithm, field.name) for field in attrs.fields(Algorithm)}
+    section = {field.name: getattr(algorithm, field.name) for field in attrs.fields(AlgorithmOptions)}
     try:
         bound = registry.bind(section[key], registry.FUNCTIONS[key], inputs=inputs, section=section, args=args)
     except ConfigError as error:
@@ -105,7 +105,7 @@ def _bound(
     return attrs.evolve(bound, check=partial(returned.check, key, bound.name))
 
 
-def _penalty(algorithm: Algorithm, max_response_length: int | None) -> Iterator[Fault]:
+def _penalty(algorithm: AlgorithmOptions, max_response_length: int | None) -> Iterator[Fault]:
     buffer = algorithm.overlong_buffer
     if buffer is None:
         return

@@ -16,7 +16,7 @@ from hooktrainer.algorithms.aggregation import token_mean
 from hooktrainer.algorithms.kl import kl
 from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 from hooktrainer.algorithms.masking import selected
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.learner.critic import value_loss
 from hooktrainer.learner.experience import Experience, Models
 from hooktrainer.learner.forward import logits_of, states_of, trunk_of
@@ -43,7 +43,7 @@ class Objective:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: AlgorithmOptions,
         functions: Functions,
         critic: CriticOptions,
         models: Models,

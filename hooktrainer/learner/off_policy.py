@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hooktrainer.algorithms.divergence import divergence_sums
 from hooktrainer.algorithms.masking import log_ratio_of
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.policy_losses import TokenLoss
 from hooktrainer.algorithms.registry import Bound
 from hooktrainer.algorithms.rejection import rejection
@@ -24,7 +24,7 @@ from hooktrainer.learner.update_metrics import DIVERGENCE
 class Correction:
     """A weight and criteria of rejection, on the ratio of proximal to behaviour policy."""
 
-    _algorithm: Algorithm
+    _algorithm: AlgorithmOptions
     _weight: Bound | None
 
     def __call__(self, result: TokenLoss, proximal: Tensor, part: PaddedBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -13,7 +13,7 @@ from hooktrainer.learner.schedule import SHAPES, UNITS, Schedule, Shape, Unit
 _COUNT = optional([instance_of(int), ge(1)])
 
 
-def _one_budget(optim: Optim, _attribute: attrs.Attribute[Any], tokens: int | None) -> None:
+def _one_budget(optim: OptimOptions, _attribute: attrs.Attribute[Any], tokens: int | None) -> None:
     if tokens is not None and optim.micro_batch_size is not None:
         raise ValueError(
             f"micro_batch_size = {optim.micro_batch_size} and micro_batch_tokens = {tokens} both say how large a "
@@ -21,7 +21,7 @@ def _one_budget(optim: Optim, _attribute: attrs.Attribute[Any], tokens: int | No
         )
 
 
-def _begins(optim: Optim, key: attrs.Attribute[Any], value: object) -> None:
+def _begins(optim: OptimOptions, key: attrs.Attribute[Any], value: object) -> None:
     if optim.lr_decay_start is None and value != key.default:
         raise ValueError(f"{value} has no effect without lr_decay_start; 0 lets it fall from the first unit on")
 
@@ -37,7 +37,7 @@ def _is_above_0_or_none(_: CriticOptions, __: attrs.Attribute[Any], value: float
 
 
 @attrs.frozen(kw_only=True)
-class Optim:
+class OptimOptions:
     """AdamW; its learning rate warms up linearly, stays, and decays."""
 
     lr: float = attrs.field(default=1e-6, converter=float, validator=[gt(0.0), lt(math.inf)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.errors import NonFiniteError
 from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.batch import PaddedBatch
@@ -24,7 +24,7 @@ from hooktrainer.learner.forward import frozen_copy
 from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import cuts
 from hooktrainer.learner.objective import Objective
-from hooktrainer.learner.options import CriticOptions, Optim
+from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.learner.proximal import ProximalPolicy
 from hooktrainer.learner.state import kept_state, restore
 from hooktrainer.learner.update_metrics import update_metrics
@@ -54,8 +54,8 @@ class PolicyGradientLearner:
         self,
         policy: nn.Module,
         *,
-        algorithm: Algorithm,
-        optim: Optim,
+        algorithm: AlgorithmOptions,
+        optim: OptimOptions,
         critic: CriticOptions | None = None,
         temperature: float = 1.0,
         pad_id: int = 0,
@@ -211,7 +211,7 @@ class PolicyGradientLearner:
 
 
 def _models(
-    policy: nn.Module, algorithm: Algorithm, critic: CriticOptions, temperature: float, iterations_per_step: int
+    policy: nn.Module, algorithm: AlgorithmOptions, critic: CriticOptions, temperature: float, iterations_per_step: int
 ) -> Models:
     own = copy.deepcopy(policy) if critic.use == "model" else None
     return Models(

@@ -17,7 +17,7 @@ from hooktrainer.metrics import Last, Metric
 from hooktrainer.ports import Batch, Clock, Group, Lost, Prompt, StalenessPolicy
 from hooktrainer.replay.failures import Losses
 from hooktrainer.replay.ledger import Ledger
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.queue import pack_line, unpack_line
 from hooktrainer.replay.source import Intake
 from hooktrainer.replay.statistics import Turnover
@@ -31,7 +31,9 @@ REMINDER_S: Final = 60.0
 class GroupBuffer(Intake):
     """Thread-safe and group-atomic; engines claim and finish, the loop dispatches and samples."""
 
-    def __init__(self, limits: Limits | None = None, *, clock: Clock | None = None, strict: bool = False) -> None:
+    def __init__(
+        self, limits: ReplayOptions | None = None, *, clock: Clock | None = None, strict: bool = False
+    ) -> None:
         super().__init__(limits, clock=clock)
         self._strict = strict
         self._policy: StalenessPolicy = Strategy()

@@ -9,7 +9,7 @@ from attrs.validators import ge, gt, in_, optional
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class ReplayOptions:
     """How many groups may be outstanding, how long they may take, and how many may fail."""
 
     capacity: int | None = attrs.field(default=None, validator=optional(ge(1)))

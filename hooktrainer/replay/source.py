@@ -14,7 +14,7 @@ from hooktrainer.errors import RolloutError
 from hooktrainer.ports import Clock, FailureReason, Group, Trajectory
 from hooktrainer.replay.failures import DROPPED_AS, Losses
 from hooktrainer.replay.ledger import Ledger
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.queue import Line
 from hooktrainer.replay.statistics import Turnover
 
@@ -22,8 +22,8 @@ from hooktrainer.replay.statistics import Turnover
 class Intake:
     """Thread-safe and group-atomic; what is handed in waits in the line to be sampled."""
 
-    def __init__(self, limits: Limits | None = None, *, clock: Clock | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: ReplayOptions | None = None, *, clock: Clock | None = None) -> None:
+        self._limits = limits or ReplayOptions()
         self._clock = clock or SystemClock()
         self._line = Line()
         self._losses = Losses(self._limits.max_failed_groups, self._limits.max_lost_groups)

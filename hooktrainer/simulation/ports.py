@@ -12,7 +12,7 @@ import numpy as np
 from hooktrainer.errors import StarvedError
 from hooktrainer.ports import Batch, Floats, Group, Lost, Prompt, ReplayBuffer, Tokens, Trajectory, WeightHolder
 from hooktrainer.replay.buffer import GroupBuffer
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.simulation.virtual_clock import VirtualClock
 
 TOKENS_PER_SECOND: Final = 1000
@@ -32,7 +32,7 @@ class VirtualBuffer(GroupBuffer):
     A real run that starves without a time limit waits for ever; here it ends with `StarvedError`.
     """
 
-    def __init__(self, limits: Limits | None, clock: VirtualClock) -> None:
+    def __init__(self, limits: ReplayOptions | None, clock: VirtualClock) -> None:
         super().__init__(limits, clock=clock, strict=True)
         self._virtual = clock
         self._num_dispatched = 0  # since the last batch

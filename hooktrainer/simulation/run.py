@@ -12,7 +12,7 @@ from hooktrainer.bus.handlers import Entry
 from hooktrainer.config import TrainerConfig
 from hooktrainer.plugin import Plugin
 from hooktrainer.ports import Group, PromptSource
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.simulation.outcome import Outcome
 from hooktrainer.simulation.plugins import SimulatedSync, StalenessCounter
 from hooktrainer.simulation.ports import (
@@ -38,7 +38,7 @@ class Simulation:
     """How long everything takes."""
     group_seconds: Callable[[Group], float] | None = None
     """How long a group takes, if the schedule is not to say."""
-    limits: Limits | None = None
+    limits: ReplayOptions | None = None
     groups_at_once: int = 1
     """Groups that the engine generates at the same time."""
     overlaps: bool = True

@@ -11,7 +11,7 @@ import numpy as np
 from hooktrainer.metrics.record import Row
 from hooktrainer.ports import Clock, Floats, Group, Prompt, StalenessPolicy, Tokens
 from hooktrainer.replay.buffer import GroupBuffer
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.testing.fake_engine import scores_of
 
 
@@ -88,7 +88,7 @@ class FakeKLControl:
 class FakeBuffer(GroupBuffer):
     """The real buffer, which needs no trainer either; it raises if its ledger is off, and what it was given is open."""
 
-    def __init__(self, limits: Limits | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(self, limits: ReplayOptions | None = None, *, clock: Clock | None = None) -> None:
         super().__init__(limits, clock=clock, strict=True)
 
     @property

@@ -16,7 +16,7 @@ import yaml
 
 from helpers.config_yaml import PLUGINS
 from hooktrainer.algorithms import registry
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.errors import ConfigError
 from hooktrainer.run.loading import config_from_mapping, dump, load_config
 
@@ -33,15 +33,15 @@ def faults(**sections: Mapping[str, object]) -> str:
 
 
 def test_the_defaults_are_plain_ppo_on_the_samplers_own_log_probabilities() -> None:
-    algorithm = Algorithm()
+    algorithm = AlgorithmOptions()
     assert algorithm.proximal_policy == "bypass"
     assert algorithm.behaviour_weight == "none"
     assert algorithm.kl_coeff == algorithm.entropy_coeff == 0.0
     assert algorithm.behaviour_weight_args == {}
     assert algorithm.compares_answers
     assert algorithm.wants_a_critic is False
-    assert Algorithm(adv_estimator="gae").wants_a_critic is True
-    assert Algorithm(adv_estimator="math:hypot").wants_a_critic is None
+    assert AlgorithmOptions(adv_estimator="gae").wants_a_critic is True
+    assert AlgorithmOptions(adv_estimator="math:hypot").wants_a_critic is None
 
 
 def test_every_registered_name_is_a_function_that_its_inputs_and_options_fill() -> None:
@@ -51,7 +51,7 @@ def test_every_registered_name_is_a_function_that_its_inputs_and_options_fill() 
         "loss_agg_mode": ("values", "mask", "totals", "groups", "max_response_length"),
         "behaviour_weight": ("log_ratio", "mask"),
     }
-    section = attrs.asdict(Algorithm())
+    section = attrs.asdict(AlgorithmOptions())
     assert inputs.keys() == registry.FUNCTIONS.keys()
     for key, names in registry.FUNCTIONS.items():
         for name in names:
@@ -239,7 +239,7 @@ def test_keys_that_make_no_sense_are_faults_with_their_address(section: dict[str
 
 
 def test_the_table_of_options_is_that_of_the_functions() -> None:
-    section = {field.name for field in attrs.fields(Algorithm)}
+    section = {field.name for field in attrs.fields(AlgorithmOptions)}
     for names in registry.FUNCTIONS.values():
         for name in names:
             taken = section.intersection(inspect.signature(registry.resolve(name, names)).parameters)
@@ -248,16 +248,16 @@ def test_the_table_of_options_is_that_of_the_functions() -> None:
 
 def test_an_option_that_is_left_out_is_the_usual_one_of_the_function() -> None:
     for options, expected in (({}, {}), ({"clip_ratio_low": 0.0}, {"clip_ratio_low": 0.0})):
-        section = attrs.asdict(Algorithm(policy_loss="gspo", **options))
+        section = attrs.asdict(AlgorithmOptions(policy_loss="gspo", **options))
         inputs = ("logprobs", "proximal", "advantages", "mask")
         assert registry.bind("gspo", registry.POLICY_LOSSES, inputs=inputs, section=section).options == expected
 
 
 def test_an_option_of_ones_own_function_is_left_for_it_to_take() -> None:
     own = f"{EXAMPLES}/my_losses.py:opsm"
-    assert Algorithm(policy_loss=own, clip_ratio_high=0.3, cispo_max_ratio=2.0).cispo_max_ratio == 2.0
+    assert AlgorithmOptions(policy_loss=own, clip_ratio_high=0.3, cispo_max_ratio=2.0).cispo_max_ratio == 2.0
     with pytest.raises(ConfigError, match=r"'.*_needs' asks for 'gamma' and has no usual value for it: set algorithm"):
-        registry.bind(f"{__name__}:_needs", {}, inputs=INPUTS, section=attrs.asdict(Algorithm()))
+        registry.bind(f"{__name__}:_needs", {}, inputs=INPUTS, section=attrs.asdict(AlgorithmOptions()))
 
 
 def _needs(rewards: int, *, gamma: float) -> None: ...

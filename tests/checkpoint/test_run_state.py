@@ -24,7 +24,7 @@ from hooktrainer.events import StepEnd
 from hooktrainer.ports import FailureReason, Group, Prompt, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.strategies import Requeue, Strategy, Wait
 from hooktrainer.tasks.generated import GeneratedTask
 from hooktrainer.tasks.prompts import TaskPrompts
@@ -168,14 +168,14 @@ def test_what_was_captured_does_not_change_with_the_run() -> None:
 
 
 def test_what_was_lost_and_not_yet_replaced_is_replaced_after_the_restart() -> None:
-    parts = Parts(FakeBuffer(Limits(max_failed_groups=5)), count=3)
+    parts = Parts(FakeBuffer(ReplayOptions(max_failed_groups=5)), count=3)
     parts.dispatcher.request(3)
     first, second, third = parts.buffer.claim(3)
     parts.buffer.fail(first, RolloutError("died"), "worker_died")
     parts.buffer.fail(second, RolloutError("raised"))
     parts.buffer.finish(third, [answer()])
     assert parts.buffer.trainable(1)
-    again = Parts(FakeBuffer(Limits(max_failed_groups=5)), count=3)
+    again = Parts(FakeBuffer(ReplayOptions(max_failed_groups=5)), count=3)
     again.state.restore(parts.state.capture(0))
 
     assert sorted(again.rest()) == ["0", "2"]
@@ -185,13 +185,13 @@ def test_what_was_lost_and_not_yet_replaced_is_replaced_after_the_restart() -> N
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (Limits(max_failed_groups=0), "error"),
-        (Limits(max_lost_groups=0), "worker_died"),
-        (Limits(max_lost_groups=0), "timeout"),
+        (ReplayOptions(max_failed_groups=0), "error"),
+        (ReplayOptions(max_lost_groups=0), "worker_died"),
+        (ReplayOptions(max_lost_groups=0), "timeout"),
     ],
 )
 def test_a_prompt_whose_failure_spends_the_budget_between_sampling_and_saving_is_tried_again_by_who_goes_on(
-    limits: Limits, reason: FailureReason
+    limits: ReplayOptions, reason: FailureReason
 ) -> None:
     parts = Parts(FakeBuffer(limits), count=6)
     parts.buffer.set_policy(Wait(2))
@@ -233,7 +233,7 @@ def test_a_state_is_taken_back_only_before_the_first_dispatch() -> None:
 
 def test_a_lower_capacity_than_what_was_kept_waits_until_there_is_room() -> None:
     parts = midway(Strategy())
-    again = Parts(FakeBuffer(Limits(capacity=2)))
+    again = Parts(FakeBuffer(ReplayOptions(capacity=2)))
     again.state.restore(parts.state.capture(1))
     again.dispatcher.request(1)
 
@@ -419,7 +419,7 @@ ACTIONS = ["dispatch", "claim", "finish", "die", "raise", "sample", "advance", "
 @given(st.lists(st.sampled_from(ACTIONS), max_size=40), st.sampled_from([0, 1, 64]))
 def test_no_prompt_is_lost_or_doubled_whatever_happened_before_a_restart(actions: list[str], budget: int) -> None:
     def made(count: int | None) -> Parts:
-        return Parts(FakeBuffer(Limits(max_failed_groups=0, max_lost_groups=budget)), count)
+        return Parts(FakeBuffer(ReplayOptions(max_failed_groups=0, max_lost_groups=budget)), count)
 
     parts, running, done, broken = made(None), list[Group](), Counter[str](), False
     parts.buffer.set_policy(Requeue(1))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.learner.batch import PaddedBatch
-from hooktrainer.learner.options import CriticOptions, Optim
+from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.learner.policy_gradient import PolicyGradientLearner
 from hooktrainer.metrics import Metric
 from hooktrainer.models.decoder import Decoder
@@ -91,13 +91,13 @@ GROUPS = (
 
 def learner(model: nn.Module, **options: object) -> PolicyGradientLearner:
     """With options of all sections and of the learner itself; those of the critic begin with `critic_`."""
-    algorithm = {key: options.pop(key) for key in list(options) if key in attrs.fields_dict(Algorithm)}
+    algorithm = {key: options.pop(key) for key in list(options) if key in attrs.fields_dict(AlgorithmOptions)}
     critic = {key.removeprefix("critic_"): options.pop(key) for key in list(options) if key.startswith("critic_")}
-    optim = {key: options.pop(key) for key in list(options) if key in attrs.fields_dict(Optim)}
+    optim = {key: options.pop(key) for key in list(options) if key in attrs.fields_dict(OptimOptions)}
     return PolicyGradientLearner(
         model,
-        algorithm=Algorithm(**algorithm),
-        optim=Optim(**{**DONE, **optim}),
+        algorithm=AlgorithmOptions(**algorithm),
+        optim=OptimOptions(**{**DONE, **optim}),
         critic=CriticOptions(**critic),
         **{"max_response_length": LONGEST, **options},
     )

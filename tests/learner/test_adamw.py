@@ -8,14 +8,14 @@ from torch import nn
 
 from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.distributed import Ranks
-from hooktrainer.learner.options import Optim
+from hooktrainer.learner.options import OptimOptions
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_moves_parameters_as_the_one_of_torch_does_to_the_last_bit(dtype: torch.dtype) -> None:
     ours, theirs = (nn.Linear(5, 3, dtype=dtype), nn.Linear(5, 3, dtype=dtype))
     theirs.load_state_dict(ours.state_dict())
-    optim = Optim(lr=0.01, weight_decay=0.1, beta1=0.8, beta2=0.95)
+    optim = OptimOptions(lr=0.01, weight_decay=0.1, beta1=0.8, beta2=0.95)
     mine = AdamW(ours, optim, optim.lr, Ranks())
     other = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=(0.8, 0.95), weight_decay=0.1, fused=True)
 
@@ -39,7 +39,7 @@ def test_it_moves_parameters_as_the_one_of_torch_does_to_the_last_bit(dtype: tor
 def test_without_any_gradient_nothing_moves() -> None:
     module = nn.Linear(2, 2)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    optim = Optim(weight_decay=0.5)
+    optim = OptimOptions(weight_decay=0.5)
 
     AdamW(module, optim, optim.lr, Ranks()).step(0.1)
 

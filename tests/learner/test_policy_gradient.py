@@ -15,7 +15,7 @@ from helpers.learners import CPU, GROUPS, build, copied, group, learner, logprob
 from hooktrainer import ports
 from hooktrainer.algorithms import advantages as of_answers
 from hooktrainer.algorithms.advantages import grpo
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.policy_losses import TokenLoss, ppo_clip
 from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.learner.batch import PaddedBatch
@@ -127,7 +127,7 @@ class TestUpdate:
 
     def test_an_unknown_algorithm_is_refused_by_its_options(self) -> None:
         with pytest.raises(ConfigError, match=r"'gppo' is unknown; .* Did you mean 'grpo'\?"):
-            Algorithm(adv_estimator="gppo")
+            AlgorithmOptions(adv_estimator="gppo")
 
 
 def all_ones(rewards: Tensor) -> Tensor:

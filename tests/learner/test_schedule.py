@@ -8,27 +8,27 @@ import pytest
 
 from helpers.learners import GROUPS, build, learner
 from hooktrainer.errors import ConfigError
-from hooktrainer.learner.options import Optim
+from hooktrainer.learner.options import OptimOptions
 from hooktrainer.learner.schedule import Schedule
 from hooktrainer.run.loading import config_from_mapping
 
 
-def rates(optim: Optim, count: int) -> list[float]:
+def rates(optim: OptimOptions, count: int) -> list[float]:
     return [optim.lr * optim.schedule.factor(unit) for unit in range(1, count + 1)]
 
 
 def test_a_linear_decay_begins_with_the_full_rate_and_ends_with_one_part_of_it() -> None:
-    optim = Optim(lr=1.0, lr_decay_start=0, lr_decay=10, min_lr_ratio=0.0)
+    optim = OptimOptions(lr=1.0, lr_decay_start=0, lr_decay=10, min_lr_ratio=0.0)
     assert rates(optim, 11) == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
 
 
 def test_it_rises_stays_falls_and_stays() -> None:
-    optim = Optim(lr=1.0, lr_warmup=2, lr_decay_start=3, lr_decay=4, min_lr_ratio=0.2)
+    optim = OptimOptions(lr=1.0, lr_warmup=2, lr_decay_start=3, lr_decay=4, min_lr_ratio=0.2)
     assert rates(optim, 10) == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
 
 
 def test_a_cosine_falls_along_half_a_wave() -> None:
-    optim = Optim(lr=2.0, lr_decay_start=1, lr_decay=4, lr_decay_shape="cosine", min_lr_ratio=0.5)
+    optim = OptimOptions(lr=2.0, lr_decay_start=1, lr_decay=4, lr_decay_shape="cosine", min_lr_ratio=0.5)
     part = (1 - math.sqrt(0.5)) / 2
     assert rates(optim, 7) == pytest.approx([2.0, 2.0, 2.0 - part, 1.5, 1.0 + part, 1.0, 1.0])
 

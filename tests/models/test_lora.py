@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from helpers.rollouts import LENGTH, TASK, TOKENIZER, groups
 from helpers.stale_heads import policy
-from hooktrainer.algorithms.options import Algorithm
+from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.errors import SyncError
-from hooktrainer.learner.options import Optim
+from hooktrainer.learner.options import OptimOptions
 from hooktrainer.learner.policy_gradient import PolicyGradientLearner
 from hooktrainer.models.lora import LoraLinear, add_lora, merged_state, without_adapters
 from hooktrainer.models.policy import full_state
@@ -141,7 +141,7 @@ def test_a_fresh_adapter_changes_nothing_and_a_merged_model_says_the_same() -> N
 
 
 def learner_of(model: nn.Module) -> PolicyGradientLearner:
-    return PolicyGradientLearner(model, algorithm=Algorithm(), optim=Optim(lr=0.05))
+    return PolicyGradientLearner(model, algorithm=AlgorithmOptions(), optim=OptimOptions(lr=0.05))
 
 
 def answered(scores: tuple[float, ...]) -> list[object]:
@@ -183,7 +183,7 @@ class TestTraining:
             def weights(self) -> dict[str, Tensor]:
                 return {name: tensor for name, tensor in full_state(self._module).items() if "lora" not in name}
 
-        learner = Forgetful(adapted_policy(), algorithm=Algorithm(), optim=Optim(lr=0.05))
+        learner = Forgetful(adapted_policy(), algorithm=AlgorithmOptions(), optim=OptimOptions(lr=0.05))
         (engine, _), transport = engine_of(policy), SameHost()
         transport.publish(learner.weights(), 0, [engine], trained=learner.trainable())
         learner.update(answered((0.0, 1.0)))

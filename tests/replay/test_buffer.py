@@ -17,7 +17,7 @@ from hooktrainer.errors import RolloutError, StarvedError
 from hooktrainer.ports import Group, Lost, Prompt, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.strategies import Drop, Pace, Requeue, Wait
 from hooktrainer.testing import FakeEngine, FakePrompts, ManualClock
 
@@ -156,7 +156,7 @@ class TestSampling:
         assert sizes == [2]
 
     def test_waiting_longer_than_allowed_says_what_it_waited_for(self) -> None:
-        buffer = GroupBuffer(Limits(sample_timeout_s=0.01))
+        buffer = GroupBuffer(ReplayOptions(sample_timeout_s=0.01))
         buffer.set_policy(Drop(1))
         buffer.dispatch(prompts(1))
         buffer.claim(1)
@@ -173,7 +173,7 @@ class TestSampling:
         assert "1 running, 0 pending, the oldest with S=3" in text
 
     def test_a_rollout_that_is_always_too_old_does_not_spin_for_ever(self) -> None:
-        buffer = GroupBuffer(Limits(sample_timeout_s=0.01))
+        buffer = GroupBuffer(ReplayOptions(sample_timeout_s=0.01))
         buffer.set_policy(Drop(1))
 
         with pytest.raises(
@@ -274,7 +274,7 @@ class TestStates:
 
 class TestDispatch:
     def test_what_exceeds_the_capacity_is_owed(self) -> None:
-        buffer = GroupBuffer(Limits(capacity=3))
+        buffer = GroupBuffer(ReplayOptions(capacity=3))
         dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
 
         dispatcher.request(5)
@@ -286,7 +286,7 @@ class TestDispatch:
         assert list(buffer.claim(9, block=False)) == []
 
     def test_room_that_comes_back_is_used_for_what_is_owed(self) -> None:
-        buffer = GroupBuffer(Limits(capacity=2))
+        buffer = GroupBuffer(ReplayOptions(capacity=2))
         dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
         engine = FakeEngine()
         engine.start(buffer)
@@ -331,7 +331,7 @@ class TestFailures:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         clock = ManualClock()
-        buffer = GroupBuffer(Limits(group_timeout_s=30), clock=clock)
+        buffer = GroupBuffer(ReplayOptions(group_timeout_s=30), clock=clock)
         dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
         dispatcher.request(1)
         (slow,) = buffer.claim(1)
@@ -369,7 +369,7 @@ class TestFailures:
         assert buffer.ledger.dispatched == 2
 
     def test_too_many_lost_groups_end_the_run(self) -> None:
-        buffer = GroupBuffer(Limits(max_lost_groups=1))
+        buffer = GroupBuffer(ReplayOptions(max_lost_groups=1))
         buffer.dispatch(prompts(2))
         for group in buffer.claim(2):
             buffer.fail(group, CancelledError(), "cancelled")
@@ -481,7 +481,7 @@ class TestCapacity:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         # Stamps ascend along the line, so the stalest of 3, 4 and 5 is the first, wherever the others finished.
-        buffer = GroupBuffer(Limits(capacity=3, when_full="evict"))
+        buffer = GroupBuffer(ReplayOptions(capacity=3, when_full="evict"))
         dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
         finished(buffer, [3, 4, 5])
         buffer.advance(5)
@@ -498,7 +498,7 @@ class TestCapacity:
         assert len(buffer.claim(9)) == 1
 
     def test_what_cannot_be_thrown_away_keeps_new_groups_out(self) -> None:
-        buffer = GroupBuffer(Limits(capacity=2, when_full="evict"))
+        buffer = GroupBuffer(ReplayOptions(capacity=2, when_full="evict"))
         dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
         dispatcher.request(5)
 

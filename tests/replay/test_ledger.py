@@ -16,7 +16,7 @@ from hooktrainer.ports import FailureReason, Group, Lost, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.ledger import Ledger
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.strategies import STRATEGIES, Drop, Strategy
 from hooktrainer.testing import FakePrompts
 
@@ -39,7 +39,7 @@ class Interleavings(RuleBasedStateMachine):
         when_full=st.sampled_from(["block", "evict"]),
     )
     def start(self, name: str, threshold: int, in_order: bool, capacity: int | None, when_full: str) -> None:
-        limits = Limits(capacity=capacity, when_full=when_full, max_failed_groups=10**6, max_lost_groups=10**6)
+        limits = ReplayOptions(capacity=capacity, when_full=when_full, max_failed_groups=10**6, max_lost_groups=10**6)
         self.strategy: Strategy = STRATEGIES[name](threshold, in_order)
         self.buffer = GroupBuffer(limits, strict=True)
         self.buffer.set_policy(self.strategy)
@@ -187,7 +187,7 @@ class TestBooks:
 
 
 def test_drop_refuses_what_a_failure_budget_allows_and_then_raises_the_original() -> None:
-    buffer = GroupBuffer(Limits(max_failed_groups=1))
+    buffer = GroupBuffer(ReplayOptions(max_failed_groups=1))
     buffer.set_policy(Drop(1))
     dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
     dispatcher.request(1)

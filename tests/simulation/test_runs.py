@@ -17,7 +17,7 @@ from hooktrainer.errors import StarvedError
 from hooktrainer.events import IterationEnd
 from hooktrainer.ports import Group, Prompt
 from hooktrainer.replay.dispatcher import Dispatcher
-from hooktrainer.replay.options import Limits
+from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.strategies import Drop
 from hooktrainer.simulation import Constant, LogNormal, Schedule, Simulation, VirtualClock
 from hooktrainer.simulation.ports import NumberedPrompts, SimulatedEngine, VirtualBuffer
@@ -171,7 +171,7 @@ def test_pace_throws_nothing_away_for_room_that_it_does_not_need() -> None:
         config=config(2, mini=1, updates=2),
         plugins=[staleness("pace", 1)],
         schedule=Schedule(generate=Constant(1)),
-        limits=Limits(capacity=1, when_full="evict"),
+        limits=ReplayOptions(capacity=1, when_full="evict"),
     )
     simulation.run()
 
@@ -199,7 +199,7 @@ class Nothing(Drop):
 class TestStarving:
     def test_rollouts_that_are_always_too_old_end_the_run_with_the_numbers(self) -> None:
         clock = VirtualClock()
-        buffer = Lagging(Limits(sample_timeout_s=30), clock)
+        buffer = Lagging(ReplayOptions(sample_timeout_s=30), clock)
         buffer.set_policy(Drop(1))
         engine = SimulatedEngine(clock, lambda _: 1.0, groups_at_once=4, overlaps=True)
         engine.start(buffer)
@@ -226,7 +226,7 @@ class TestStarving:
     def test_a_group_that_takes_too_long_is_given_up_and_replaced_in_time(self) -> None:
         simulation = Simulation(
             config=config(2, mini=2),
-            limits=Limits(group_timeout_s=0.3),
+            limits=ReplayOptions(group_timeout_s=0.3),
             group_seconds=lambda group: 50.0 if group.number == 1 else 0.1,
             groups_at_once=4,
         )
@@ -250,7 +250,7 @@ def settings_of_runs(draw: st.DrawFn) -> Simulation:
             sync=Constant(draw(st.sampled_from([0, 0.5]))),
             seed=draw(st.integers(0, 2**16)),
         ),
-        limits=Limits(
+        limits=ReplayOptions(
             capacity=draw(st.none() | st.integers(mini, 30)),
             when_full=draw(st.sampled_from(["block", "evict"])),
         ),
