@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hooktrainer.bus import Bus
     from hooktrainer.plugin import Plugin, Priority, on, port, state
-    from hooktrainer.run.compose import build_trainer
+    from hooktrainer.run.build import build_trainer
     from hooktrainer.run.loading import load_config
     from hooktrainer.trainer import Trainer
 
@@ -19,7 +19,7 @@ _HOMES = {
     "Plugin": "plugin",
     "Priority": "plugin",
     "Trainer": "trainer",
-    "build_trainer": "run.compose",
+    "build_trainer": "run.build",
     "load_config": "run.loading",
     "on": "plugin",
     "port": "plugin",

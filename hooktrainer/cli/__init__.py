@@ -18,7 +18,7 @@ from importlib.metadata import version
 
 from hooktrainer._util.signals import Aborted
 from hooktrainer._util.streams import complain, make_lenient
-from hooktrainer.cli._leaving import exit_now, leave_with
+from hooktrainer.cli._exit import exit_now, leave_with
 from hooktrainer.errors import ConfigError, HookTrainerError
 
 __all__ = ["main"]

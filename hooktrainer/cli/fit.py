@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     config = load(args)
-    from hooktrainer.run.compose import build_trainer
+    from hooktrainer.run.build import build_trainer
 
     names = ", ".join(entry.name for entry in config.plugins if entry.enabled)
     say(f"plugins: {names or 'none'}\n")

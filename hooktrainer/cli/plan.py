@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked without running, and print the plan."""
     from hooktrainer.bus.plan_text import describe
-    from hooktrainer.run.parts import build_parts
+    from hooktrainer.run.composition import build_parts
 
     plan = build_parts(load(args)).plan
     sys.stdout.write(describe(plan))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hooktrainer.config.named import PluginEntry, Use
+from hooktrainer.config.entries import PluginEntry, Use
 from hooktrainer.config.sections import Config, RunConfig, TrainerConfig
 
 __all__ = ["Config", "PluginEntry", "RunConfig", "TrainerConfig", "Use"]

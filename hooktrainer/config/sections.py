@@ -9,9 +9,9 @@ import attrs
 from attrs.validators import ge, le, lt, optional
 
 from hooktrainer.algorithms.options import AlgorithmOptions
+from hooktrainer.config.conversion import HINT
+from hooktrainer.config.entries import Named, PluginEntry, Use
 from hooktrainer.config.fields import field_type
-from hooktrainer.config.named import Named, PluginEntry, Use
-from hooktrainer.config.schema import HINT
 from hooktrainer.config.short_forms import COMPONENTS
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.learner.options import CriticOptions, OptimOptions

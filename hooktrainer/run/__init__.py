@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["compose", "directory", "loading", "option_docs", "parts", "registry"]
+__all__ = ["build", "composition", "directory", "loading", "option_docs", "registry", "resume"]

@@ -9,14 +9,14 @@ from typing import Any
 
 import attrs
 
+from hooktrainer.config.conversion import read
+from hooktrainer.config.entries import Named, PluginEntry
 from hooktrainer.config.faults import Faults
 from hooktrainer.config.files import read_files, read_mapping, to_yaml
-from hooktrainer.config.named import Named, PluginEntry
-from hooktrainer.config.schema import read
 from hooktrainer.config.sections import SECTIONS, Config
 from hooktrainer.config.short_forms import COMPONENTS, instance_name
 from hooktrainer.errors import ConfigError
-from hooktrainer.run.parts import assemble, key_paths_of
+from hooktrainer.run.composition import assemble, key_paths_of
 
 
 class ConfigWarning(UserWarning):

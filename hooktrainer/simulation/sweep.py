@@ -13,7 +13,7 @@ from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError, RunError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import option_fields
-from hooktrainer.run.parts import build_parts
+from hooktrainer.run.composition import build_parts
 from hooktrainer.simulation.outcome import Outcome
 from hooktrainer.simulation.run import Simulation
 from hooktrainer.simulation.schedule import Schedule

@@ -19,9 +19,9 @@ from hooktrainer.errors import CheckpointError, PlanError
 from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
 from hooktrainer.ports import KLControl, Snapshot
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.run.option_docs import options_of
-from hooktrainer.run.parts import build_parts
 from hooktrainer.testing.fake_bus import STANDARD, FakeBus
 from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
 from hooktrainer.testing.fakes import (

@@ -131,7 +131,7 @@ def test_a_wrong_config_exits_2_says_why_and_leaves_no_run_behind(bad: str, caps
 
 
 def test_a_run_that_nobody_syncs_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hooktrainer.run.compose._ports", lambda *_: pytest.fail("something was built"))
+    monkeypatch.setattr("hooktrainer.run.build._ports", lambda *_: pytest.fail("something was built"))
 
     with pytest.warns(ConfigWarning):
         config = load_config("inline.yaml", overrides=["plugins=[]"])

@@ -5,8 +5,8 @@ import yaml
 
 from helpers.config_yaml import BASE, PLUGINS, PROBE, TWO, faults, load, probe, written
 from hooktrainer.errors import ConfigError
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping, load_config
-from hooktrainer.run.parts import build_parts
 
 # Overrides
 

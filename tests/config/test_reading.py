@@ -5,8 +5,8 @@ import yaml
 
 from helpers import config_yaml
 from helpers.config_yaml import BASE, PLUGINS, faults, load
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import ConfigWarning, config_from_mapping
-from hooktrainer.run.parts import build_parts
 
 # Numbers and text
 

@@ -10,8 +10,8 @@ import pytest
 from hooktrainer import Plugin
 from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import load_config
-from hooktrainer.run.parts import build_parts
 
 BASE = """
 task: {use: sort_digits, digits: 3}

@@ -13,8 +13,8 @@ from helpers.learners import GROUPS, build, copied, gradients, learner, on_polic
 from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.learner.critic import value_loss
 from hooktrainer.models.policy import full_state
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.parts import build_parts
 
 KINDS = ("value_head", "model")
 

@@ -18,8 +18,8 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.ports import Group
 from hooktrainer.rollout.inline import Inline
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.parts import build_parts
 
 KINDS = ("bypass", "recompute", "log_linear")
 SEEN: list[Tensor] = []

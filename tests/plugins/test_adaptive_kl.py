@@ -12,8 +12,8 @@ from hooktrainer import build_trainer
 from hooktrainer.errors import ConfigError
 from hooktrainer.events import IterationEnd
 from hooktrainer.metrics import Mean
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.parts import build_parts
 from hooktrainer.testing import FakeBus, FakeKLControl, check_plugin
 from hooktrainer_plugins.adaptive_kl import AdaptiveKL
 

@@ -20,8 +20,8 @@ from hooktrainer.ports import Group, Prompt, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.strategies import STRATEGIES, strategy
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.parts import build_parts
 from hooktrainer.testing import FakeBuffer, FakeBus, FakePrompts, check_plugin
 from hooktrainer_plugins.dynamic_sampling import PREFIX, DynamicSampling
 

@@ -11,8 +11,8 @@ import yaml
 
 from hooktrainer import Plugin
 from hooktrainer.errors import ConfigError
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping, load_config
-from hooktrainer.run.parts import build_parts
 from hooktrainer.run.registry import KINDS, known, resolve
 
 RUN = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hooktrainer.errors import ConfigError
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.parts import build_parts
 from hooktrainer.run.registry import resolve
 
 RUN = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hooktrainer import build_trainer, load_config
-from hooktrainer.run.parts import build_parts
+from hooktrainer.run.composition import build_parts
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("quickstart", "sync", "process")

@@ -45,7 +45,7 @@ def test_dir_shows_the_public_names() -> None:
         "import hooktrainer",
         "from hooktrainer import Bus, Plugin, Priority, Trainer, build_trainer, load_config, on, port, state",
         "import hooktrainer.events, hooktrainer.metrics, hooktrainer.ports, hooktrainer.bus, hooktrainer.config",
-        "import hooktrainer.simulation, hooktrainer.testing.contract, hooktrainer.run.parts",
+        "import hooktrainer.simulation, hooktrainer.testing.contract, hooktrainer.run.composition",
         "import hooktrainer.sinks.console, hooktrainer.sinks.jsonl",
         "import hooktrainer_plugins.log_after_collect, hooktrainer_plugins.metric_aggregation",
         "import hooktrainer_plugins.staleness, hooktrainer_plugins.validation, hooktrainer_plugins.weight_sync",

@@ -32,7 +32,7 @@ from hooktrainer import Plugin, Priority, load_config, on
 from hooktrainer.bus.plan_text import describe
 from hooktrainer.cli import main
 from hooktrainer.events import StepEnd
-from hooktrainer.run.parts import build_parts
+from hooktrainer.run.composition import build_parts
 from hooktrainer.testing import FakeBus
 
 FRONT = ROOT / "README.md"

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import attrs
 
+from hooktrainer.config.conversion import HINT, convert, read, read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import init_fields
 from hooktrainer.config.scalars import INVALID, Unread
-from hooktrainer.config.schema import HINT, convert, read, read_fields, salvaged
 from hooktrainer.config.short_forms import COMPONENTS, Kind, instance_name
 from hooktrainer.events import Priority
 

@@ -13,8 +13,8 @@ from hooktrainer.config.sections import SECTIONS
 from hooktrainer.errors import ConfigError, Fault, PlanError
 from hooktrainer.plugin import port
 from hooktrainer.ports import Sink
+from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import load_config
-from hooktrainer.run.parts import build_parts
 
 
 def test_entries_carry_name_address_and_priority_in_the_order_of_the_list(tmp_path: Path) -> None:

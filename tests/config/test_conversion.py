@@ -5,10 +5,10 @@ import pytest
 from attrs.validators import ge, in_
 
 from hooktrainer.config import Config, PluginEntry
+from hooktrainer.config.conversion import HINT, read
 from hooktrainer.config.faults import Faults
 from hooktrainer.config.fields import field_type, key_paths
 from hooktrainer.config.scalars import Unread
-from hooktrainer.config.schema import HINT, read
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.run.option_docs import field_docs, options_of, summary
 from hooktrainer.run.registry import KINDS, known, resolve
@@ -160,7 +160,7 @@ def test_what_breaks_on_a_faulty_value_is_not_said_beside_it() -> None:
 def test_a_bug_in_a_validator_is_named_with_its_place() -> None:
     (first, second) = faults_of({"width": 5, "kind": "b"}, Unlucky)
     assert first.startswith("width: KeyError: 5 (")
-    assert "test_schema.py, line " in first
+    assert "test_conversion.py, line " in first
     assert second.startswith("kind: AttributeError: 'Unlucky' object has no attribute 'nothing' (")
 
 

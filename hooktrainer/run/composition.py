@@ -12,11 +12,11 @@ import attrs
 from hooktrainer.bus.binding import PORTS_OF_A_CONFIG, port_faults
 from hooktrainer.bus.handlers import Entry
 from hooktrainer.bus.plan import RESTORED, Plan
+from hooktrainer.config.conversion import convert, read_fields, salvaged
+from hooktrainer.config.entries import Named, PluginEntry, Use
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import field_type, init_fields, key_paths, option_name
-from hooktrainer.config.named import Named, PluginEntry, Use
 from hooktrainer.config.scalars import INVALID, Unread
-from hooktrainer.config.schema import convert, read_fields, salvaged
 from hooktrainer.config.sections import SECTIONS, Config
 from hooktrainer.config.short_forms import COMPONENTS, Kind
 from hooktrainer.errors import ConfigError, PlanError

@@ -15,15 +15,15 @@ from hooktrainer.bus.plan_text import describe
 from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.checkpoint.store import may_be_found
 from hooktrainer.config import Config
-from hooktrainer.config.changes import config_before, say_changes
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.plugin import port_fields
 from hooktrainer.ports import KLControl
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.run import registry
+from hooktrainer.run.composition import Parts, build_parts
 from hooktrainer.run.directory import RunDirectory
 from hooktrainer.run.loading import dump
-from hooktrainer.run.parts import Parts, build_parts
+from hooktrainer.run.resume import config_before, say_changes
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.trainer import Trainer

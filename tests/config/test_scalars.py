@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from hooktrainer.config.conversion import convert
 from hooktrainer.config.faults import Faults
 from hooktrainer.config.scalars import INVALID
-from hooktrainer.config.schema import convert
 
 
 def converted(value: object, expected: object) -> object:
