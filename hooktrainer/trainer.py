@@ -25,7 +25,7 @@ from hooktrainer.metrics import Last, Sum
 from hooktrainer.metrics.record import Record
 from hooktrainer.metrics.transfer import joined, to_host
 from hooktrainer.plugin import Plugin
-from hooktrainer.ports import Batch, Lost, Result
+from hooktrainer.ports import Batch, Replacement, Result
 from hooktrainer.replay.dispatcher import Dispatcher
 
 
@@ -40,7 +40,7 @@ class Trainer:
         self.bus.guard(WeightsSynced, self._confirm)
         self.ports = ports
         self._config = config
-        self._dispatcher = Dispatcher(ports.prompts, ports.buffer, per_step=config.train_batch_size)
+        self._dispatcher = Dispatcher(ports.prompts, ports.buffer, groups_per_step=config.train_batch_size)
         entries = self.bus.plan.entries
         self._state = LiveState(entries, ports, self._dispatcher, place or RunPlace(), config.total_steps)
         bind(entries, ports, self._state)
@@ -169,7 +169,7 @@ class Trainer:
         self.bus.emit(end, record)
         return batch
 
-    def _refill(self, lost: Sequence[Lost]) -> None:
+    def _refill(self, lost: Sequence[Replacement]) -> None:
         self._dispatcher.replace(lost)
         self.ports.engine.pump()
 

@@ -6,7 +6,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -58,7 +58,7 @@ class LiveState:
 
     def capture(self, step: int) -> Snapshot:
         """A copy of everything, as of the end of `step`. Raises `CheckpointError` naming what cannot be kept."""
-        with getattr(self._ports.buffer, "still", nullcontext)():  # a plugin may count what comes into it
+        with self._ports.buffer.frozen():  # a plugin may count groups in its filter
             return self._captured(step)
 
     def _captured(self, step: int) -> Snapshot:
@@ -88,7 +88,7 @@ class LiveState:
                 raise ValueError(f"its version is {version}")
         with _fitting(snapshot, "dispatch"):
             self._dispatcher.load_state_dict(states["dispatch"])
-            self._dispatcher.owe(lost)
+            self._dispatcher.add_replacements(lost)
         with _fitting(snapshot, "random"):
             self.set_random(states["random"])
         with _fitting(snapshot, "loop"):

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from hooktrainer.ports.groups import Ages, Batch, FailureReason, Floats, Group, Lost, Prompt, Tokens, Trajectory
+from hooktrainer.ports.groups import (
+    Ages,
+    Batch,
+    FailureReason,
+    Floats,
+    Group,
+    Lost,
+    Prompt,
+    Replacement,
+    Tokens,
+    Trajectory,
+)
 from hooktrainer.ports.learner import KLControl, Learner
 from hooktrainer.ports.replay import GroupSource, ReplayBuffer, StalenessPolicy
 from hooktrainer.ports.rollout import RolloutEngine
@@ -24,6 +35,7 @@ __all__ = [
     "Lost",
     "Prompt",
     "PromptSource",
+    "Replacement",
     "ReplayBuffer",
     "Result",
     "RolloutEngine",

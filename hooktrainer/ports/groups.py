@@ -1,4 +1,4 @@
-"""What travels from a prompt to the learner: prompts, trajectories, groups. NumPy only; nothing here holds a tensor."""
+"""The data of a run: prompts, trajectories, groups and batches. NumPy only, no tensors."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ Floats: TypeAlias = NDArray[np.float32]
 
 @attrs.frozen(eq=False)
 class Prompt:
-    """One question; it will be answered `rollout.n` times."""
+    """One question, which is answered `rollout.n` times."""
 
     text: str
     tokens: Tokens
     """Shape (Q,)."""
     truth: str = ""
-    """What a verifier compares answers with."""
+    """Reference that the task compares answers with."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Trajectory:
-    """One answer to a prompt, as the sampler produced it."""
+    """One answer to a prompt, as it was sampled."""
 
     tokens: Tokens
-    """Response tokens, the end token included if it was reached. Shape (T,)."""
+    """Response tokens, with the end token if it was sampled. Shape (T,)."""
     logprobs: Floats
-    """Log-probabilities under the behaviour policy at sampling temperature. Shape (T,)."""
+    """Log-probabilities under the behaviour policy, at the sampling temperature. Shape (T,)."""
     score: float
-    """What the task gave it, in [0, 1]."""
+    """Score of the task, in [0, 1]."""
     text: str = ""
     truncated: bool = False
-    """Cut off at the longest allowed response."""
+    """Whether it was cut off at the longest allowed response."""
     versions: Tokens
-    """Version that each token was sampled from, never descending. Shape (T,)."""
+    """Version that each token was sampled from, non-decreasing. Shape (T,)."""
 
     @property
     def span(self) -> int:
-        """Versions it was generated across; 1 is a whole trajectory on one version."""
+        """Number of versions that it was sampled across; 1 if a single version gave all tokens."""
         return int(self.versions[-1] - self.versions[0]) + 1 if len(self.versions) else 1
 
 
@@ -52,22 +52,22 @@ class Group:
     number: int
     """Dispatch number, from 0, unique in a run."""
     stamp: int
-    """Published version + 1, at dispatch."""
+    """Published version at dispatch, plus 1."""
     prompt: Prompt
     trajectories: tuple[Trajectory, ...] = ()
 
     def staleness(self, step: int) -> int:
-        """S = k - p + 1 if sampled in `step`; 1 is fresh."""
+        """Return S = k - p + 1 for step k and stamp p; 1 is fresh."""
         return step - self.stamp + 1
 
     @property
     def in_flight(self) -> int:
-        """Versions that passed while it was being generated: the widest span less 1."""
+        """Versions published while the group was generated: the largest span minus 1."""
         return max((trajectory.span for trajectory in self.trajectories), default=1) - 1
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens over all answers."""
+        """Number of response tokens of all answers."""
         return sum(len(trajectory.tokens) for trajectory in self.trajectories)
 
 
@@ -76,15 +76,19 @@ FailureReason: TypeAlias = Literal["error", "cancelled", "timeout", "worker_died
 
 
 @attrs.frozen(eq=False)
-class Lost:
-    """A group that has to be replaced."""
+class Replacement:
+    """A request to dispatch a group in place of one that was dropped or failed."""
 
     prompt: Prompt | None = None
-    """The prompt to dispatch again; a new one if None."""
+    """The prompt to dispatch again; a new prompt if None."""
+
+
+Lost: TypeAlias = Replacement
+"""Former name of `Replacement`."""
 
 
 class Ages(TypedDict):
-    """The fields of `IterationEnd` that say how old a batch is."""
+    """The fields of `IterationEnd` that describe the age of a batch."""
 
     groups: tuple[int, ...]
     in_flight: tuple[int, ...]
@@ -96,14 +100,14 @@ class Ages(TypedDict):
 
 @attrs.frozen(eq=False, kw_only=True)
 class Batch:
-    """The groups of one iteration, and what was thrown away to get them."""
+    """The groups of one iteration, and the staleness of those evicted while sampling them."""
 
     groups: tuple[Group, ...] = ()
     evicted: tuple[int, ...] = ()
     """Staleness of each group that was evicted while sampling."""
 
     def ages(self, step: int, iteration: int, updates_per_step: int) -> Ages:
-        """How old the batch is when it is trained in this iteration of a step."""
+        """Return the age of the batch if it is trained in this iteration of a step, counted from 0."""
         staleness = tuple(group.staleness(step) for group in self.groups)
         spans = tuple(trajectory.span for group in self.groups for trajectory in group.trajectories)
         return Ages(

@@ -1,11 +1,12 @@
-"""The replay buffer, the side of it that engines see, and the staleness policy that it follows."""
+"""The replay buffer, the part of it that engines use, and the staleness policy that it follows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
-from hooktrainer.ports.groups import Batch, FailureReason, Group, Lost, Prompt, Trajectory
+from hooktrainer.ports.groups import Batch, FailureReason, Group, Prompt, Replacement, Trajectory
 
 
 class StalenessPolicy(Protocol):
@@ -38,10 +39,14 @@ class StalenessPolicy(Protocol):
 
 
 class GroupSource(Protocol):
-    """The side of a replay buffer that engines see."""
+    """The part of a replay buffer that engines use."""
 
     def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
-        """Take pending groups to generate, oldest first; blocks until there is one; empty once closed."""
+        """Return up to `limit` pending groups to generate, oldest first.
+
+        Block until there is one, unless `block` is False. Return nothing once the buffer is closed. The timeout of a
+        group starts here: claim a group only when its generation can start.
+        """
         ...
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
@@ -49,70 +54,86 @@ class GroupSource(Protocol):
         ...
 
     def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
-        """Say that a claimed group could not be generated; it is replaced, or its error leaves `sample`."""
+        """Report that a claimed group could not be generated; it is replaced, or `sample` raises its error."""
         ...
 
     def close(self) -> None:
-        """Wake everyone who waits; nothing is dispatched or claimed any more."""
+        """Wake every waiting thread; no group is dispatched or claimed afterwards."""
         ...
 
 
 @runtime_checkable
 class ReplayBuffer(GroupSource, Protocol):
-    """Groups between dispatch and learning: pending, running, then finished or failed."""
+    """Groups between dispatch and training: pending, running, then finished or failed."""
 
     @property
     def version(self) -> int:
-        """The published version that new groups are stamped from."""
+        """Return the published version, which new groups are stamped with."""
         ...
 
     def set_policy(self, policy: StalenessPolicy) -> None:
-        """Use this staleness policy from now on."""
+        """Set the staleness policy."""
         ...
 
-    def set_filter(self, wanted: Callable[[Group], bool]) -> None:
-        """Replace each group of which this is False when it is finished; called under the lock, by any thread."""
-        ...
+    def set_filter(self, keep: Callable[[Group], bool]) -> None:
+        """Call `keep` with each finished group, and replace the group if it returns False.
 
-    def advance(self, version: int) -> None:
-        """Move the published version; raises if it goes backwards."""
-        ...
-
-    def may_dispatch(self, wanted: int, per_step: int, *, makes_room: bool) -> int:
-        """Groups that may be dispatched now: `wanted`, or what the strategy's budget says, within the capacity.
-
-        With `makes_room`, room that a full buffer would make by throwing groups away counts.
+        It is called under the lock, by any thread. An error that it raises is raised by `sample`, and ends the run.
         """
         ...
 
-    def dispatch(self, prompts: Sequence[Prompt]) -> int:
-        """Stamp prompts and make them pending; returns how many groups were thrown away to make room."""
+    def advance(self, version: int) -> None:
+        """Set the published version. Raise `ValueError` if it goes backwards."""
         ...
 
-    def sample(self, size: int, step: int, refill: Callable[[Sequence[Lost]], None]) -> Batch:
-        """Take the oldest finished groups, evicting stale ones; blocks until `size` are there or no more can come.
+    def may_dispatch(self, requested: int, groups_per_step: int, *, makes_room: bool) -> int:
+        """Return how many groups may be dispatched now; changes nothing.
 
-        `refill(lost)` is called, without any lock held, to replace what was lost; also with nothing, to let an engine
-        without threads work and a budget be looked at again.
+        That is `requested`, or the budget of the staleness policy for steps of `groups_per_step` groups, limited by
+        the capacity. With `makes_room`, groups that a full buffer would evict count as room.
+        """
+        ...
+
+    def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
+        """Stamp prompts and make them pending; return how many finished groups were evicted to make room.
+
+        `groups_per_step` is the size of a step from this dispatch on, unchanged if left out.
+        """
+        ...
+
+    def sample(self, size: int, step: int, refill: Callable[[Sequence[Replacement]], None]) -> Batch:
+        """Remove and return the oldest finished groups; stale ones are evicted first.
+
+        Block until there are `size` groups, or no more can come. `refill(replacements)` is called without any lock
+        held, to dispatch replacements. It is also called without any, so that an engine without threads can generate,
+        and groups that a budget admits meanwhile are dispatched.
         """
         ...
 
     def trainable(self, step: int) -> bool:
-        """Whether a group is left that could be trained in `step`."""
+        """Return whether a group that exists now could be trained in `step`."""
         ...
 
     def take_metrics(self) -> Mapping[str, object]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call."""
         ...
+
+    def frozen(self) -> AbstractContextManager[None]:
+        """Return a context in which no other thread changes the buffer, so that one state of all parts is saved.
+
+        A plugin may count groups in its filter, which any thread calls. By default the buffer is not held; a buffer
+        that several threads use must hold its lock.
+        """
+        return nullcontext()
 
     def state_dict(self) -> Mapping[str, object]:
-        """A copy of all groups with their stamps and states, and of the books over them, as of one moment."""
+        """Return a consistent copy of all groups with their stamps and states, and of all counts."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any], *, keep_finished: bool = True) -> Sequence[Lost]:
-        """Take back what `state_dict` gave, into a buffer that dispatched nothing yet.
+    def load_state_dict(self, state: Mapping[str, Any], *, keep_finished: bool = True) -> Sequence[Replacement]:
+        """Restore the state returned by `state_dict()`, before the first dispatch; return the groups to dispatch again.
 
-        Returns what has to be dispatched again, since it was running, or finished and is not to be kept: that ends as
-        dropped by the restart.
+        Those are the groups that were running and, without `keep_finished`, the finished ones. The ledger counts them
+        as dropped by the restart.
         """
         ...

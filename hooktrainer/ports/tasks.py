@@ -1,4 +1,4 @@
-"""Tasks: where prompts and scores come from."""
+"""Tasks, which give prompts and scores, and the tokenized prompts of a run."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from hooktrainer.ports.groups import Prompt
 
 @runtime_checkable
 class Task(Protocol):
-    """Prompts with verifiable answers."""
+    """Prompts whose answers can be scored."""
 
     @property
     def alphabet(self) -> str:
-        """Characters that prompts and answers are made of."""
+        """Characters of prompts and answers."""
         ...
 
     @property
     def longest_prompt(self) -> int:
-        """Characters of the longest prompt."""
+        """Number of characters of the longest prompt."""
         ...
 
     @property
     def size(self) -> int | None:
-        """Prompts of one epoch; None if it has no end."""
+        """Number of prompts of one epoch; None if it is endless."""
         ...
 
     def train(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Prompts with what a verifier compares with: (text, truth); finite if the task is."""
+        """Yield the training prompts of an epoch as pairs (text, truth), of which `score` compares the second."""
         ...
 
     def heldout(self, size: int) -> Sequence[tuple[str, str]]:
-        """Fixed prompts that `train` never gives."""
+        """Return fixed pairs (text, truth) that `train` never yields."""
         ...
 
     def score(self, truth: str, answer: str) -> float:
-        """Partial credit in [0, 1]; 1 only for an exact answer."""
+        """Return a score in [0, 1], which may be partial credit; 1 only for an exact answer."""
         ...
 
 
 @runtime_checkable
 class PromptSource(Protocol):
-    """The prompts of a run, tokenized: a training stream with its epochs joined, and a fixed held-out set."""
+    """The tokenized prompts of a run: training prompts of all epochs, and a fixed held-out set."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` has nothing more to give."""
+        """Whether no training prompt is left."""
         ...
 
     def take(self, count: int) -> Sequence[Prompt]:
-        """The next `count` training prompts; fewer at the end of the data."""
+        """Return the next `count` training prompts; fewer at the end of the data."""
         ...
 
     def heldout(self, count: int) -> Sequence[Prompt]:
-        """The first `count` held-out prompts; always the same ones."""
+        """Return the first `count` held-out prompts; always the same ones."""
         ...
 
     def state_dict(self) -> Mapping[str, object]:
-        """How far `take` has come."""
+        """Return the position in the training prompts."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises `CheckpointError` if the prompts up to there are others."""
+        """Restore the position. Raise `CheckpointError` if the prompts at this position differ."""
         ...

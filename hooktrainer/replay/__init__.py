@@ -1,4 +1,4 @@
-"""The replay buffer: groups from dispatch to training, their staleness and the ledger over them."""
+"""The replay buffer: groups between dispatch and training, their staleness, and the ledger of all dispatches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The replay buffer: groups between dispatch and learning, each in exactly one state.
+"""The replay buffer: groups between dispatch and training, each in exactly one state.
 
-pending -> running -> finished -> sampled | evicted, or running -> failed. A group moves as a whole. The buffer is
-mechanism; what is too old is for the staleness strategy to say. Stamping and moving the version share one lock, and
-capacity is reserved at dispatch, so that handing in a finished group never blocks.
+pending -> running -> finished -> sampled | evicted, or running -> failed. A group changes state as a whole. The buffer
+implements the mechanism; the staleness strategy decides which groups are too old. Stamping groups and moving the
+version share one lock. Capacity is reserved at dispatch, so that handing in a finished group never blocks.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from typing import Any, Final
 
 from hooktrainer.errors import LedgerError, RolloutError, StarvedError
 from hooktrainer.metrics import Last, Metric
-from hooktrainer.ports import Batch, Clock, Group, Lost, Prompt, StalenessPolicy
-from hooktrainer.replay.failures import Losses
+from hooktrainer.ports import Batch, Clock, Group, Prompt, Replacement, StalenessPolicy
+from hooktrainer.replay.failures import Failures
 from hooktrainer.replay.ledger import Ledger
 from hooktrainer.replay.options import ReplayOptions
-from hooktrainer.replay.queue import pack_line, unpack_line
-from hooktrainer.replay.source import Intake
-from hooktrainer.replay.statistics import Turnover
+from hooktrainer.replay.queue import pack_queue, unpack_queue
+from hooktrainer.replay.source import BaseGroupSource
+from hooktrainer.replay.statistics import ReplayStatistics
 from hooktrainer.replay.strategies import Strategy
 
 _LOG: Final = logging.getLogger("hooktrainer")
 REMINDER_S: Final = 60.0
-"""Seconds after which a loop that waits says what it waits for."""
+"""Seconds between two log lines of a loop that waits for groups."""
 
 
-class GroupBuffer(Intake):
-    """Thread-safe and group-atomic; engines claim and finish, the loop dispatches and samples."""
+class GroupBuffer(BaseGroupSource):
+    """Implementation of `hooktrainer.ports.ReplayBuffer`; thread-safe.
+
+    Engines claim and finish groups, the loop dispatches and samples them.
+    """
 
     def __init__(
         self, limits: ReplayOptions | None = None, *, clock: Clock | None = None, strict: bool = False
@@ -39,207 +42,238 @@ class GroupBuffer(Intake):
         self._policy: StalenessPolicy = Strategy()
         self._version = 0
         self._next_number = 0
-        self._per_step = 0
+        self._groups_per_step = 0
         self._planned_before = 0
-        """Groups that versions of another `per_step` stood for, beyond what they would at the present one."""
+        """Groups planned for versions of another `groups_per_step`, beyond those planned at the present one."""
 
     @property
     def version(self) -> int:
-        """The published version that new groups are stamped from."""
+        """Return the published version, which new groups are stamped with."""
         with self._lock:
             return self._version
 
     def set_policy(self, policy: StalenessPolicy) -> None:
-        """Use this staleness strategy from now on."""
+        """Set the staleness strategy."""
         with self._lock:
             self._policy = policy
 
     def advance(self, version: int) -> None:
-        """Move the published version. Raises `ValueError` if it goes backwards, `LedgerError` if strict and off."""
+        """Set the published version.
+
+        Raise `ValueError` if it goes backwards. A strict buffer raises `LedgerError` if the ledger is not balanced.
+        """
         with self._lock:
             if version < self._version:
                 raise ValueError(f"the version cannot go backwards, from {self._version} to {version}")
             self._version = version
             self.ledger.move(version)
-            if self._strict and (self.ledger.imbalance or self.ledger.outstanding != len(self._line)):
+            if self._strict and (self.ledger.imbalance or self.ledger.outstanding != len(self._queue)):
                 raise LedgerError(
                     f"at version {version} the ledger is off by {self.ledger.imbalance}, with "
-                    f"{self.ledger.outstanding} groups outstanding in it and {len(self._line)} in the buffer"
+                    f"{self.ledger.outstanding} groups outstanding in it and {len(self._queue)} in the buffer"
                 )
             self._sampleable.notify_all()
 
-    def may_dispatch(self, wanted: int, per_step: int, *, makes_room: bool = False) -> int:
-        """Groups that may be dispatched now: `wanted`, or what the strategy's budget says, within the capacity."""
-        with self._lock:
-            ledger = self.ledger
-            if self._per_step not in (0, per_step):
-                self._planned_before += self._version * (self._per_step - per_step)
-            self._per_step = per_step
-            budget = self._policy.budget(
-                version=self._version,
-                trained=ledger.sampled.groups - self._planned_before,
-                outstanding=ledger.outstanding,
-                per_step=per_step,
-            )
-            allowed = wanted if budget is None else max(0, budget)
-            if self._limits.capacity is None:
-                return allowed
-            room = self._limits.capacity - len(self._line)
-            if makes_room and budget is None and self._limits.when_full == "evict":  # a budget is no demand
-                room += self._line.num_finished
-            return max(0, min(allowed, room))  # a run can go on with a lower capacity
+    def may_dispatch(self, requested: int, groups_per_step: int, *, makes_room: bool = False) -> int:
+        """Return how many groups may be dispatched now; changes nothing.
 
-    def dispatch(self, prompts: Sequence[Prompt]) -> int:
-        """Stamp prompts and make them pending; returns how many of the stalest finished groups had to make room.
-
-        Raises `ValueError` beyond the capacity.
+        That is `requested`, or the budget of the strategy, limited by the capacity.
         """
         with self._lock:
-            thrown_away = self._make_room(len(prompts))
+            ledger = self.ledger
+            budget = self._policy.budget(
+                version=self._version,
+                trained=ledger.sampled.groups - self._planned_with(groups_per_step),
+                outstanding=ledger.outstanding,
+                per_step=groups_per_step,
+            )
+            allowed = requested if budget is None else max(0, budget)
+            if self._limits.capacity is None:
+                return allowed
+            room = self._limits.capacity - len(self._queue)
+            if makes_room and budget is None and self._limits.when_full == "evict":  # a budget is no demand
+                room += self._queue.num_finished
+            return max(0, min(allowed, room))  # a run may resume with a lower capacity
+
+    def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
+        """Stamp prompts and make them pending; return how many finished groups were evicted to make room.
+
+        `groups_per_step` is the size of a step from this dispatch on, unchanged if left out. Raise `ValueError` if the
+        groups exceed the capacity.
+        """
+        with self._lock:
+            if groups_per_step is not None:
+                self._planned_before = self._planned_with(groups_per_step)
+                self._groups_per_step = groups_per_step
+            if not prompts:
+                return 0
+            evicted = self._make_room(len(prompts))
             for prompt in prompts:
                 group = Group(number=self._next_number, stamp=self._version + 1, prompt=prompt)
-                self._line.append(group)
+                self._queue.append(group)
                 self.ledger.open(group)
                 self._next_number += 1
             self._claimable.notify_all()
-            return thrown_away
+            return evicted
 
-    def sample(self, size: int, step: int, refill: Callable[[Sequence[Lost]], None]) -> Batch:
-        """Take the `size` oldest finished groups, by stamp and then dispatch number.
+    def sample(self, size: int, step: int, refill: Callable[[Sequence[Replacement]], None]) -> Batch:
+        """Remove and return the `size` oldest finished groups, by stamp and then by dispatch number.
 
-        Stale ones are evicted first. `refill` is called without the lock, to replace what was lost and to let an engine
-        without threads work. Blocks until enough are there; gives fewer once nothing is pending or running and `refill`
-        brings nothing. Raises `RolloutError` from the error of a failed group, and `StarvedError` after the time limit.
+        Stale groups are evicted first. `refill` is called without the lock, to dispatch replacements and to let an
+        engine without threads work. Block until enough groups are finished. Return fewer once nothing is pending or
+        running and `refill` adds nothing. Raise `RolloutError` for a failed group beyond the limit, the error of a
+        replay filter, and `StarvedError` after `sample_timeout_s`.
         """
-        evicted, lost = list[int](), list[Lost]()
-        limit = self._limits.sample_timeout_s
-        deadline = None if limit is None else self._clock.now() + limit
+        evicted, replacements = list[int](), list[Replacement]()
+        limit, now = self._limits.sample_timeout_s, self._clock.now()
+        deadline, reminder = None if limit is None else now + limit, now + REMINDER_S
         while True:
-            refill(lost)
+            refill(replacements)
             with self._lock:
                 self._raise_failure()
-                self._give_up_late()
+                self._fail_timed_out()
                 stale = self._evict(step)
                 evicted += [group.staleness(step) for group in stale]
-                lost = [self._replacement(group) for group in stale] + self._losses.take()
-                if not lost and (groups := self._take(size, step)) is not None:
+                replacements = [self._replacement(group) for group in stale] + self._failures.take_replacements()
+                if not replacements and (groups := self._take(size, step)) is not None:
                     return Batch(groups=groups, evicted=tuple(evicted))
                 if deadline is not None and self._clock.now() >= deadline:
                     raise StarvedError(f"starved for {limit:g} s: {self._waiting_for(size, step, evicted)}")
-                if not lost and not self._wait(self._patience(deadline)):
-                    _LOG.warning("still waiting: %s", self._waiting_for(size, step, evicted))
+                if not replacements and not self._wait(self._seconds_until_due(deadline, reminder)):
+                    reminder = self._remind(reminder, size, step, evicted)
 
     def trainable(self, step: int) -> bool:
-        """Whether a group is left that could be trained in `step`, as it is or dispatched again."""
+        """Return whether a group that exists now could be trained in `step`, dispatched again if necessary."""
         with self._lock:
-            if self._losses.owes_prompts:
+            if self._failures.has_prompts:
                 return True
-            newest = self._line.newest
+            newest = self._queue.newest
             return newest is not None and (self._policy.requeues or not self._policy.evicts(newest.staleness(step)))
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        """How many groups are in each state now, what was lost since the last call, and the totals of the ledger."""
+        """Return the number of groups in each state, counts since the last call, and the totals of the ledger."""
         with self._lock:
             return {
-                "replay/pending": Last(self._line.num_pending),
-                "replay/running": Last(self._line.num_running),
-                "replay/finished": Last(self._line.num_finished),
-                **self._turnover.take_metrics(),
-                **self._losses.metrics(),
+                "replay/pending": Last(self._queue.num_pending),
+                "replay/running": Last(self._queue.num_running),
+                "replay/finished": Last(self._queue.num_finished),
+                **self._statistics.take_metrics(),
+                **self._failures.metrics(),
                 **self.ledger.metrics(),
             }
 
     def state_dict(self) -> Mapping[str, object]:
-        """A copy of all groups with their stamps and states, and of the books over them, as of one moment."""
+        """Return a consistent copy of all groups with their stamps and states, the ledger and the counts."""
         with self._lock:
             parts = {name: part.state_dict() for name, part in self._parts().items()}
             return {
                 "version": self._version,
                 "next_number": self._next_number,
-                "per_step": self._per_step,
+                "groups_per_step": self._groups_per_step,
                 "planned_before": self._planned_before,
-                "line": pack_line(self._line),
+                "queue": pack_queue(self._queue),
                 **parts,
             }
 
-    def load_state_dict(self, state: Mapping[str, Any], *, keep_finished: bool = True) -> Sequence[Lost]:
-        """Take back what `state_dict` gave, before anything is dispatched; returns what is to be dispatched again."""
+    def load_state_dict(self, state: Mapping[str, Any], *, keep_finished: bool = True) -> Sequence[Replacement]:
+        """Restore the state returned by `state_dict()`; return the groups to be dispatched again.
+
+        Those are the groups that were running and, without `keep_finished`, the finished ones. Raise `ValueError` if
+        a group was dispatched before.
+        """
         with self._lock:
             if self._next_number:
-                raise ValueError(f"{self._next_number} groups were dispatched already; a state is taken back before")
+                raise ValueError(
+                    f"{self._next_number} groups were dispatched already; restore a state before the first dispatch"
+                )
             for name, part in self._parts().items():
                 part.load_state_dict(state[name])
             self._version, self._next_number = state["version"], state["next_number"]
-            self._per_step, self._planned_before = state["per_step"], state["planned_before"]
-            self._line, gone = unpack_line(state["line"], keep_finished=keep_finished)
-            for group in gone:
+            self._groups_per_step, self._planned_before = state["groups_per_step"], state["planned_before"]
+            self._queue, removed = unpack_queue(state["queue"], keep_finished=keep_finished)
+            for group in removed:
                 self.ledger.drop(group, "restart")
-            return [Lost(group.prompt) for group in gone]
+            return [Replacement(group.prompt) for group in removed]
 
-    def _parts(self) -> Mapping[str, Ledger | Losses | Turnover]:
-        return {"ledger": self.ledger, "losses": self._losses, "turnover": self._turnover}
+    def _parts(self) -> Mapping[str, Ledger | Failures | ReplayStatistics]:
+        return {"ledger": self.ledger, "failures": self._failures, "statistics": self._statistics}
+
+    def _planned_with(self, groups_per_step: int) -> int:
+        """Return the value of `_planned_before` for steps of this size."""
+        if self._groups_per_step in (0, groups_per_step):
+            return self._planned_before
+        return self._planned_before + self._version * (self._groups_per_step - groups_per_step)
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for a change, with the lock let go meanwhile; False if there was none in time."""
+        """Release the lock and wait for a change; return False if there was none in this time."""
         return self._sampleable.wait(seconds)
 
-    def _patience(self, deadline: float | None) -> float:
-        """Seconds until something is due: a time limit, or a reminder."""
-        limit, first = self._limits.group_timeout_s, next(self._line.running(), None)
-        moments = [deadline, None if first is None or limit is None else first[1] + limit]
-        return max(0.0, min([REMINDER_S, *(moment - self._clock.now() for moment in moments if moment is not None)]))
+    def _remind(self, reminder: float, size: int, step: int, evicted: Sequence[int]) -> float:
+        """Log the reason for waiting if the reminder is due; return the time of the next one."""
+        now = self._clock.now()
+        if now < reminder:
+            return reminder
+        _LOG.warning("still waiting: %s", self._waiting_for(size, step, evicted))
+        return now + REMINDER_S
 
-    def _make_room(self, wanted: int) -> int:
+    def _seconds_until_due(self, deadline: float | None, reminder: float) -> float:
+        """Return the seconds until the next timeout of the sample or of a group, or the next reminder."""
+        limit, first = self._limits.group_timeout_s, next(self._queue.running(), None)
+        times = [reminder, deadline, None if first is None or limit is None else first[1] + limit]
+        return max(0.0, min(time for time in times if time is not None) - self._clock.now())
+
+    def _make_room(self, needed: int) -> int:
+        """Evict the stalest finished groups as far as the capacity requires; return their number."""
         if self._limits.capacity is None:
             return 0
-        missing = len(self._line) + wanted - self._limits.capacity
-        stalest = list(itertools.islice(self._line.finished(), max(0, missing)))
+        missing = len(self._queue) + needed - self._limits.capacity
+        stalest = list(itertools.islice(self._queue.finished(), max(0, missing)))
         if missing > 0 and (self._limits.when_full == "block" or len(stalest) < missing):
-            raise ValueError(f"{wanted} groups were dispatched into a buffer with room for {wanted - missing}")
+            raise ValueError(f"{needed} groups were dispatched into a buffer with room for {needed - missing}")
         for group in stalest:
-            self._line.remove(group)
+            self._queue.remove(group)
             self.ledger.drop(group, "capacity")
-            self._turnover.count("evicted_capacity")
-            _LOG.warning("the buffer is full: group %d, stamped %d, is thrown away", group.number, group.stamp)
+            self._statistics.count("evicted_capacity")
+            _LOG.warning("the buffer is full: group %d, stamped %d, is evicted", group.number, group.stamp)
         return len(stalest)
 
     def _evict(self, step: int) -> list[Group]:
         evicts = self._policy.evicts
-        stale = list(itertools.takewhile(lambda group: evicts(group.staleness(step)), self._line.finished()))
+        stale = list(itertools.takewhile(lambda group: evicts(group.staleness(step)), self._queue.finished()))
         for group in stale:
-            self._line.remove(group)
+            self._queue.remove(group)
             self.ledger.drop(group, "stale")
         return stale
 
-    def _replacement(self, group: Group) -> Lost:
-        """What takes the place of a stale group."""
-        self._turnover.dropped(group.prompt)
-        return Lost(group.prompt if self._policy.requeues else None)
+    def _replacement(self, group: Group) -> Replacement:
+        """Return the replacement of a stale group."""
+        self._statistics.dropped(group.prompt)
+        return Replacement(group.prompt if self._policy.requeues else None)
 
     def _take(self, size: int, step: int) -> tuple[Group, ...] | None:
-        """The next batch, or None while it must be waited for."""
-        unfinished = self._line.oldest_unfinished()
+        """Remove and return the next batch; None if the loop has to wait for it."""
+        unfinished = self._queue.oldest_unfinished()
         if any(self._policy.waits_for(group.staleness(step)) for group in unfinished):
             return None
-        groups = tuple(itertools.islice(self._line.finished(in_order=self._policy.in_order), size))
+        groups = tuple(itertools.islice(self._queue.finished(in_order=self._policy.in_order), size))
         if len(groups) < size and unfinished:
             return None
         for group in groups:
-            self._line.remove(group)
+            self._queue.remove(group)
             self.ledger.sample(group)
-            self._turnover.trained(group.prompt)
+            self._statistics.trained(group.prompt)
         return groups
 
     def _raise_failure(self) -> None:
         if self._closed:
             raise RolloutError("the replay buffer was closed while the loop was sampling")
-        self._losses.raise_if_fatal()
+        self._failures.raise_if_fatal()
 
     def _waiting_for(self, size: int, step: int, evicted: Sequence[int]) -> str:
-        oldest = max((group.staleness(step) for group in self._line.oldest_unfinished()), default=None)
+        oldest = max((group.staleness(step) for group in self._queue.oldest_unfinished()), default=None)
         waiting = f", the oldest with S={oldest}" if oldest is not None else ""
         smallest = f", smallest S={min(evicted)}" if evicted else ""
         return (
-            f"{self._line.num_finished} of {size} groups sampleable in step {step}, {len(evicted)} evicted{smallest}, "
-            f"strategy {self._policy!r}; {self._line.num_running} running, {self._line.num_pending} pending{waiting}"
+            f"{self._queue.num_finished} of {size} groups sampleable in step {step}, {len(evicted)} evicted{smallest}, "
+            f"strategy {self._policy!r}; {self._queue.num_running} running, {self._queue.num_pending} pending{waiting}"
         )

@@ -1,4 +1,4 @@
-"""Groups that could not be generated, or are not wanted: how many a run puts up with, and what takes their place."""
+"""Failed groups of a run: how many are allowed, and which groups are dispatched in their place."""
 
 from __future__ import annotations
 
@@ -9,80 +9,89 @@ from typing import Any, Final
 
 from hooktrainer.errors import RolloutError
 from hooktrainer.metrics import Last, Metric
-from hooktrainer.ports import FailureReason, Group, Lost
+from hooktrainer.ports import FailureReason, Group, Replacement
 from hooktrainer.replay.ledger import DropReason
 from hooktrainer.replay.serialization import pack_prompts, unpack_prompts
 
 _LOG: Final = logging.getLogger("hooktrainer")
-DROPPED_AS: Final[Mapping[FailureReason, DropReason]] = {
+DROP_REASONS: Final[Mapping[FailureReason, DropReason]] = {
     "error": "failed",
     "cancelled": "cancelled",
     "timeout": "failed",
     "worker_died": "failed",
 }
+"""The reason that the ledger records for each kind of failure."""
 
 
-class Losses:
-    """Counts failed groups by reason; the first one over its budget is fatal."""
+class Failures:
+    """Counts of failed groups by reason, and the replacements to be dispatched; one failure too many is fatal."""
 
     def __init__(self, max_failed: int, max_lost: int) -> None:
         self._max_failed = max_failed
         self._max_lost = max_lost
         self._counts: Counter[FailureReason] = Counter()
-        self._to_replace: list[Lost] = []
-        self._fatal: RolloutError | None = None
+        self._replacements: list[Replacement] = []
+        self._fatal: BaseException | None = None
 
     def add(self, group: Group, error: BaseException, reason: FailureReason) -> None:
-        """Enter a failed group; it is replaced.
+        """Record a failed group and request its replacement.
 
-        Once its budget is spent that is up to the run that goes on from this one, and it tries the prompt again.
+        A failure beyond the limit is fatal. Its prompt is then dispatched by the run that resumes from this one.
         """
         self._counts[reason] += 1
-        what = f"group {group.number} ({group.prompt.text!r}) could not be generated ({reason})"
-        raised = self._counts["error"]
-        spent = raised > self._max_failed if reason == "error" else self._counts.total() - raised > self._max_lost
-        if spent and self._fatal is None:
+        summary = f"group {group.number} ({group.prompt.text!r}) could not be generated ({reason})"
+        errors = self._counts["error"]
+        exceeded = errors > self._max_failed if reason == "error" else self._counts.total() - errors > self._max_lost
+        if exceeded and self._fatal is None:
             limit = "max_failed_groups" if reason == "error" else "max_lost_groups"
             allowed = self._max_failed if reason == "error" else self._max_lost
-            self._fatal = RolloutError(f"{what}, and replay.{limit} = {allowed} is spent")
+            self._fatal = RolloutError(f"{summary}, and the limit replay.{limit} = {allowed} is exceeded")
             self._fatal.__cause__ = error
-        elif not spent:
-            _LOG.warning("%s and is replaced: %s: %s", what, type(error).__name__, error)
-        self._to_replace.append(Lost(group.prompt if spent or reason == "worker_died" else None))
+        elif not exceeded:
+            _LOG.warning("%s and is replaced: %s: %s", summary, type(error).__name__, error)
+        self._replacements.append(Replacement(group.prompt if exceeded or reason == "worker_died" else None))
 
-    def replace(self) -> None:
-        """A new prompt takes the place of a group that is no failure, but not wanted."""
-        self._to_replace.append(Lost())
+    def add_filter_error(self, group: Group, error: BaseException) -> None:
+        """Record an error raised by the replay filter, which is fatal; a resumed run dispatches the prompt again."""
+        if self._fatal is None:
+            error.add_note(f"raised by the replay filter for group {group.number} ({group.prompt.text!r})")
+            self._fatal = error
+        self._replacements.append(Replacement(group.prompt))
+
+    def replace_filtered(self) -> None:
+        """Request a group with a new prompt in place of one that the replay filter rejected."""
+        self._replacements.append(Replacement())
 
     def raise_if_fatal(self) -> None:
-        """Raise `RolloutError`, caused by the group's own error, once a budget is spent."""
+        """Raise the fatal error, if there is one: a `RolloutError` caused by the group's error, or a filter's error."""
         if self._fatal is not None:
             raise self._fatal
 
-    def take(self) -> list[Lost]:
-        """What has to be replaced since the last call."""
-        taken, self._to_replace = self._to_replace, []
+    def take_replacements(self) -> list[Replacement]:
+        """Return the replacements requested since the last call."""
+        taken, self._replacements = self._replacements, []
         return taken
 
     @property
-    def owes_prompts(self) -> bool:
+    def has_prompts(self) -> bool:
         """Whether a prompt waits to be dispatched again."""
-        return any(lost.prompt is not None for lost in self._to_replace)
+        return any(replacement.prompt is not None for replacement in self._replacements)
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Failed groups of the run so far, by reason."""
+        """Return the number of failed groups of the run so far, by reason."""
         return {f"replay/failed/{reason}": Last(count) for reason, count in self._counts.items()}
 
     def state_dict(self) -> Mapping[str, object]:
-        """Counts, and what waits to be replaced."""
-        prompts = [lost.prompt for lost in self._to_replace if lost.prompt is not None]
+        """Return the counts and the requested replacements."""
+        prompts = [replacement.prompt for replacement in self._replacements if replacement.prompt is not None]
         return {
             "counts": dict(self._counts),
-            "again": pack_prompts(prompts),
-            "anew": len(self._to_replace) - len(prompts),
+            "prompts": pack_prompts(prompts),
+            "new_prompts": len(self._replacements) - len(prompts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state returned by `state_dict()`."""
         self._counts = Counter(state["counts"])
-        self._to_replace = [Lost(prompt) for prompt in unpack_prompts(state["again"])] + [Lost()] * state["anew"]
+        again = [Replacement(prompt) for prompt in unpack_prompts(state["prompts"])]
+        self._replacements = again + [Replacement()] * state["new_prompts"]

@@ -1,9 +1,9 @@
-"""The ledger: every dispatch is an entry that ends exactly once, and the books must balance.
+"""The ledger: every dispatch is an entry that ends exactly once, and the ages of all entries balance.
 
 An entry ends as sampled or as dropped; until then it is outstanding. Its age is the version at its end (outstanding:
-now) less the version at its dispatch, read from its stamp. Counted the other way, every move of the version ages each
-entry that is open at that moment. Both sums are kept, from different sources, and are equal as long as no stamp, drop,
-refill or move was lost or counted twice.
+the current version) minus the version at its dispatch, which its stamp gives. The sum of all ages is also the sum, over
+all moves of the version, of the entries that were open at that move. Both sums are computed, from different sources.
+They are equal as long as no stamp, drop, replacement or move is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -23,65 +23,66 @@ PREFIX: Final = "ledger"
 
 @attrs.define
 class Tally:
-    """An amount in all three units."""
+    """An amount in groups, trajectories and tokens."""
 
     groups: int = 0
     trajectories: int = 0
     tokens: int = 0
 
     def add(self, group: Group) -> None:
-        """Count a group with what it holds; an unfinished one holds no trajectory."""
+        """Count a group, its trajectories and their tokens. An unfinished group has no trajectory."""
+        tokens = group.num_tokens  # raises before anything is counted
         self.groups += 1
         self.trajectories += len(group.trajectories)
-        self.tokens += group.num_tokens
+        self.tokens += tokens
 
     @property
     def mean_length(self) -> float | None:
-        """Tokens a trajectory."""
+        """Tokens per trajectory, None before there is any."""
         return self.tokens / self.trajectories if self.trajectories else None
 
 
 class Ledger:
-    """Books over all dispatches of a run; whoever moves groups calls it under the lock that guards them."""
+    """Entries of all dispatches of a run. Not thread-safe: the buffer calls it under its lock."""
 
     def __init__(self) -> None:
         self.dispatched = 0
-        """Groups."""
+        """Number of dispatched groups."""
         self.finished = Tally()
-        """What was generated whole, whatever became of it."""
+        """Groups that were generated, dropped ones included."""
         self.sampled = Tally()
         self.dropped: dict[DropReason, Tally] = {}
         self._version = 0
         self._ages_of_ended = 0  # from stamps
-        self._open: dict[int, int] = {}  # version at dispatch, by number
-        self._open_versions = 0  # their sum
+        self._open: dict[int, int] = {}  # version at dispatch, by group number
+        self._open_versions = 0  # sum of these versions
         self._aged_by_moves = 0  # from moves
 
     @property
     def outstanding(self) -> int:
-        """Groups that were dispatched and have not ended."""
+        """Number of groups that were dispatched and have not ended."""
         return len(self._open)
 
     @property
     def imbalance(self) -> int:
-        """Sum of ages from stamps less the sum from version moves; 0 as long as the books are right."""
+        """Sum of ages from stamps minus the sum from version moves; 0 if the ledger is right."""
         ages = self._ages_of_ended + self.outstanding * self._version - self._open_versions
         return ages - self._aged_by_moves
 
     @property
     def length_bias(self) -> float | None:
-        """Mean response length of what was trained over that of all that was generated; None before there is any."""
+        """Mean length of trained responses over that of all generated ones; None before there are any."""
         trained, generated = self.sampled.mean_length, self.finished.mean_length
         return trained / generated if trained is not None and generated else None
 
     def open(self, group: Group) -> None:
-        """Enter a dispatch."""
+        """Add an entry for a dispatched group."""
         self.dispatched += 1
         self._open[group.number] = group.stamp - 1
         self._open_versions += group.stamp - 1
 
     def finish(self, group: Group) -> None:
-        """Note that an open entry was generated."""
+        """Count a group that was generated; its entry remains open."""
         self.finished.add(group)
 
     def sample(self, group: Group) -> None:
@@ -95,12 +96,12 @@ class Ledger:
         self.dropped.setdefault(reason, Tally()).add(group)
 
     def move(self, version: int) -> None:
-        """Note that the published version moved."""
+        """Set the published version."""
         self._aged_by_moves += self.outstanding * (version - self._version)
         self._version = version
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Totals of the run so far, by fate and unit."""
+        """Return the totals of the run so far, by fate and unit."""
         fates = {"trained": self.sampled, "generated": self.finished}
         fates |= {f"dropped/{reason}": tally for reason, tally in self.dropped.items()}
         totals: dict[str, Metric] = {
@@ -116,7 +117,7 @@ class Ledger:
         return totals
 
     def state_dict(self) -> Mapping[str, object]:
-        """All books."""
+        """Return all entries and totals."""
         return {
             "dispatched": self.dispatched,
             "finished": attrs.asdict(self.finished),
@@ -129,7 +130,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state returned by `state_dict()`."""
         self.dispatched = state["dispatched"]
         self.finished, self.sampled = Tally(**state["finished"]), Tally(**state["sampled"])
         self.dropped = {reason: Tally(**tally) for reason, tally in state["dropped"].items()}

@@ -1,7 +1,7 @@
-"""The line of outstanding groups, in the order of dispatch, along which stamps ascend.
+"""The queue of outstanding groups, in the order of dispatch; stamps ascend along it.
 
-Groups are claimed from the head of what is pending. Hence all that is finished stands before the first pending group,
-and whoever looks for it passes no more than what is running, however many groups there are.
+Groups are claimed from the oldest pending one on. Every finished group therefore comes before the first pending group,
+and a search for finished groups passes running groups only. Its cost does not depend on the length of the queue.
 """
 
 from __future__ import annotations
@@ -17,107 +17,115 @@ from hooktrainer.replay.serialization import pack_groups, unpack_groups
 
 
 @attrs.define(eq=False)
-class Place:
-    """A group's place in the line."""
+class QueueEntry:
+    """A group and its state in the queue."""
 
     group: Group
     state: Literal["pending", "running", "finished"] = "pending"
     claimed_at: float = 0.0
 
 
-class Line:
-    """Groups that are pending, running or finished; nothing here is thread-safe."""
+class GroupQueue:
+    """Groups that are pending, running or finished. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[int, Place] = OrderedDict()
-        self._pending: deque[Place] = deque()
-        self._running: OrderedDict[int, Place] = OrderedDict()  # in the order of claiming
+        self._entries: OrderedDict[int, QueueEntry] = OrderedDict()
+        self._pending: deque[QueueEntry] = deque()
+        self._running: OrderedDict[int, QueueEntry] = OrderedDict()  # in the order of claiming
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     @property
     def num_pending(self) -> int:
-        """Groups that nobody claimed yet."""
+        """Number of groups that no engine has claimed."""
         return len(self._pending)
 
     @property
     def num_running(self) -> int:
-        """Groups that are being generated."""
+        """Number of groups that are being generated."""
         return len(self._running)
 
     @property
     def num_finished(self) -> int:
-        """Groups that can be sampled."""
-        return len(self._places) - len(self._pending) - len(self._running)
+        """Number of groups that can be sampled."""
+        return len(self._entries) - len(self._pending) - len(self._running)
 
     @property
     def newest(self) -> Group | None:
-        """The group at the end."""
-        place = next(reversed(self._places.values()), None)
-        return None if place is None else place.group
+        """The group that was dispatched last, None if the queue is empty."""
+        entry = next(reversed(self._entries.values()), None)
+        return None if entry is None else entry.group
 
     def append(self, group: Group) -> None:
-        """Put a pending group at the end."""
-        place = Place(group)
-        self._places[group.number] = place
-        self._pending.append(place)
+        """Add a pending group at the end."""
+        entry = QueueEntry(group)
+        self._entries[group.number] = entry
+        self._pending.append(entry)
+
+    def append_finished(self, group: Group) -> None:
+        """Add a finished group at the end; used to restore a queue."""
+        self._entries[group.number] = QueueEntry(group, "finished")
 
     def claim(self, limit: int, now: float) -> list[Group]:
-        """Let the oldest pending groups run."""
+        """Mark the oldest pending groups as running and return them."""
         claimed = [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
-        for place in claimed:
-            place.state, place.claimed_at = "running", now
-            self._running[place.group.number] = place
-        return [place.group for place in claimed]
+        for entry in claimed:
+            entry.state, entry.claimed_at = "running", now
+            self._running[entry.group.number] = entry
+        return [entry.group for entry in claimed]
 
-    def runs(self, group: Group) -> bool:
-        """Whether the group is being generated."""
+    def is_running(self, group: Group) -> bool:
+        """Return whether the group is being generated."""
         return group.number in self._running
 
     def finish(self, group: Group) -> float:
-        """Keep a running group with its answers; returns when it was claimed."""
-        place = self._running.pop(group.number)
-        place.group, place.state = group, "finished"
-        return place.claimed_at
+        """Mark a running group as finished, store its answers, and return the time of its claim."""
+        entry = self._running.pop(group.number)
+        entry.group, entry.state = group, "finished"
+        return entry.claimed_at
 
     def remove(self, group: Group) -> None:
-        """Take a running or finished group out."""
-        del self._places[group.number]
+        """Remove a running or finished group."""
+        del self._entries[group.number]
         self._running.pop(group.number, None)
 
     def finished(self, *, in_order: bool = False) -> Iterator[Group]:
-        """Finished groups from the head; with `in_order` only those that no unfinished one stands before."""
-        for place in self._places.values():
-            if place.state == "finished":
-                yield place.group
-            elif in_order or place.state == "pending":
+        """Yield finished groups, oldest first; with `in_order`, stop at the first unfinished group."""
+        for entry in self._entries.values():
+            if entry.state == "finished":
+                yield entry.group
+            elif in_order or entry.state == "pending":
                 return
 
     def oldest_unfinished(self) -> list[Group]:
-        """The oldest running group and the oldest pending one, as far as there are any."""
+        """Return the oldest running group and the oldest pending group, as far as they exist."""
         oldest = (next(iter(self._running.values()), None), self._pending[0] if self._pending else None)
-        return [place.group for place in oldest if place is not None]
+        return [entry.group for entry in oldest if entry is not None]
 
     def running(self) -> Iterator[tuple[Group, float]]:
-        """Running groups with the moment when they were claimed, the longest running first."""
-        return ((place.group, place.claimed_at) for place in self._running.values())
+        """Yield running groups with the times of their claims, the oldest claim first."""
+        return ((entry.group, entry.claimed_at) for entry in self._running.values())
+
+    def entries(self) -> list[QueueEntry]:
+        """Return all entries in the order of dispatch."""
+        return list(self._entries.values())
 
 
-def pack_line(line: Line) -> Mapping[str, object]:
-    """All groups in order, each with its state."""
-    places = list(line._places.values())
-    return {"state": [place.state for place in places], "groups": pack_groups([place.group for place in places])}
+def pack_queue(queue: GroupQueue) -> Mapping[str, object]:
+    """Return all groups in order, each with its state, as columns of plain data."""
+    entries = queue.entries()
+    return {"state": [entry.state for entry in entries], "groups": pack_groups([entry.group for entry in entries])}
 
 
-def unpack_line(state: Mapping[str, Any], *, keep_finished: bool) -> tuple[Line, list[Group]]:
-    """A line of what was pending and, if it is to be kept, finished; and the other groups, which left it."""
-    line, gone = Line(), list[Group]()
-    for group, was in zip(unpack_groups(state["groups"]), state["state"], strict=True):
-        if was == "pending":
-            line.append(group)
-        elif was == "finished" and keep_finished:
-            line._places[group.number] = Place(group, "finished")
+def unpack_queue(state: Mapping[str, Any], *, keep_finished: bool) -> tuple[GroupQueue, list[Group]]:
+    """Restore a queue of the pending groups and, with `keep_finished`, the finished ones; return it with the others."""
+    queue, removed = GroupQueue(), list[Group]()
+    for group, kind in zip(unpack_groups(state["groups"]), state["state"], strict=True):
+        if kind == "pending":
+            queue.append(group)
+        elif kind == "finished" and keep_finished:
+            queue.append_finished(group)
         else:
-            gone.append(group)
-    return line, gone
+            removed.append(group)
+    return queue, removed

@@ -1,4 +1,4 @@
-"""Prompts and groups as columns of plain data: thousands of answers are a few arrays, not thousands of small ones."""
+"""Prompts and groups as columns of plain data, so that thousands of answers are a few large arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hooktrainer.ports import Group, Prompt, Trajectory
 
 
 def pack_prompts(prompts: Collection[Prompt]) -> Mapping[str, object]:
-    """What `unpack_prompts` takes."""
+    """Return prompts as columns, the input of `unpack_prompts`."""
     return {
         "text": [prompt.text for prompt in prompts],
         "truth": [prompt.truth for prompt in prompts],
@@ -21,13 +21,13 @@ def pack_prompts(prompts: Collection[Prompt]) -> Mapping[str, object]:
 
 
 def unpack_prompts(state: Mapping[str, Any]) -> list[Prompt]:
-    """The prompts that were packed."""
+    """Return the prompts packed by `pack_prompts`."""
     rows = zip(state["text"], _unpacked("tokens", state), state["truth"], strict=True)
     return [Prompt(text, tokens, truth) for text, tokens, truth in rows]
 
 
 def pack_groups(groups: Sequence[Group]) -> Mapping[str, object]:
-    """What `unpack_groups` takes; finished groups with their answers."""
+    """Return groups and their answers as columns, the input of `unpack_groups`."""
     answers = [answer for group in groups for answer in group.trajectories]
     return {
         "number": np.array([group.number for group in groups], np.int64),
@@ -44,7 +44,7 @@ def pack_groups(groups: Sequence[Group]) -> Mapping[str, object]:
 
 
 def unpack_groups(state: Mapping[str, Any]) -> list[Group]:
-    """The groups that were packed."""
+    """Return the groups packed by `pack_groups`."""
     columns = (state["score"].tolist(), state["truncated"].tolist(), state["text"])
     rows = zip(*columns, *(_unpacked(key, state) for key in ("tokens", "logprobs", "versions")), strict=True)
     answers = iter(

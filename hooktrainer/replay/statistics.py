@@ -1,10 +1,10 @@
-"""What passed through the replay buffer since somebody looked, and the prompts that are thrown away again and again."""
+"""Counts of the replay buffer since they were last reported, and prompts that are dropped repeatedly."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
@@ -13,31 +13,37 @@ from hooktrainer.ports import Prompt
 
 _LOG: Final = logging.getLogger("hooktrainer")
 REPEATED_DROPS: Final = 3
-"""Drops of one prompt after which it is said that it is not trained."""
+"""Drops of one prompt after which a warning is logged."""
+REMEMBERED_PROMPTS: Final = 256
+"""Most recently dropped prompts whose drops are counted, in memory and in a checkpoint. A prompt that is not dropped
+again while this many others are is forgotten."""
 
-Passage: TypeAlias = Literal["evicted_capacity", "handed_in_late", "dropped_repeatedly"]
+CountedEvent: TypeAlias = Literal["evicted_capacity", "handed_in_late", "dropped_repeatedly"]
 
 
-class Turnover:
-    """Counts for the metrics of the buffer, and the drops of every prompt until it is trained."""
+class ReplayStatistics:
+    """Counts for the metrics of the buffer, and the drops of each prompt since it was last trained."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._seconds: Counter[float] = Counter()  # of each group
-        self._drops: Counter[str] = Counter()  # by text of the prompt
+        self._seconds: Counter[float] = Counter()  # per group
+        self._drops: OrderedDict[str, int] = OrderedDict()  # by text of the prompt, the most recent last
 
-    def count(self, passage: Passage) -> None:
+    def count(self, event: CountedEvent) -> None:
         """Count one group."""
-        self._counts[passage] += 1
+        self._counts[event] += 1
 
     def generated(self, seconds: float) -> None:
-        """Count a group that took so long."""
+        """Count a group that was generated in this time."""
         self._seconds[_bucket(seconds)] += 1
 
     def dropped(self, prompt: Prompt) -> None:
-        """A group of this prompt was too old; says so if that happens again and again."""
-        self._drops[prompt.text] += 1
-        if self._drops[prompt.text] == REPEATED_DROPS:
+        """Count a drop of a stale group of this prompt, and log a warning if its drops are repeated."""
+        drops = self._drops.pop(prompt.text, 0) + 1
+        self._drops[prompt.text] = drops
+        if len(self._drops) > REMEMBERED_PROMPTS:
+            self._drops.popitem(last=False)
+        if drops == REPEATED_DROPS:
             self.count("dropped_repeatedly")
             _LOG.warning(
                 "prompt %r was too old %d times and is not trained; its answers take longer",
@@ -46,11 +52,11 @@ class Turnover:
             )
 
     def trained(self, prompt: Prompt) -> None:
-        """Its drops are forgiven."""
+        """Reset the drops of a prompt that is trained."""
         self._drops.pop(prompt.text, None)
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        """Counts since the last call."""
+        """Return the counts since the last call."""
         counts, self._counts = self._counts, Counter()
         seconds, self._seconds = self._seconds, Counter()
         return {
@@ -61,14 +67,15 @@ class Turnover:
         }
 
     def state_dict(self) -> Mapping[str, object]:
-        """A copy of all counts."""
-        return {"counts": Counter(self._counts), "seconds": Counter(self._seconds), "drops": Counter(self._drops)}
+        """Return a copy of all counts."""
+        return {"counts": Counter(self._counts), "seconds": Counter(self._seconds), "drops": dict(self._drops)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self._counts, self._seconds, self._drops = (Counter(state[key]) for key in ("counts", "seconds", "drops"))
+        """Restore the state returned by `state_dict()`."""
+        self._counts, self._seconds = Counter(state["counts"]), Counter(state["seconds"])
+        self._drops = OrderedDict(state["drops"])
 
 
 def _bucket(seconds: float) -> float:
-    """The nearest of five values a decade, so that a run has few different ones."""
+    """Return the nearest of five values per decade, so that a run has few different ones."""
     return float(f"{10 ** (round(5 * math.log10(max(seconds, 1e-6))) / 5):.2g}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from hooktrainer.errors import StarvedError
-from hooktrainer.ports import Batch, Floats, Group, Lost, Prompt, ReplayBuffer, Tokens, Trajectory, WeightHolder
+from hooktrainer.ports import Batch, Floats, Group, Prompt, Replacement, ReplayBuffer, Tokens, Trajectory, WeightHolder
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.simulation.virtual_clock import VirtualClock
@@ -40,9 +40,11 @@ class VirtualBuffer(GroupBuffer):
         self.on_dispatch: Callable[[], None] = lambda: None
         """Called when groups became pending, as waiting threads would be woken."""
 
-    def dispatch(self, prompts: Sequence[Prompt]) -> int:
+    def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
         """As in the real buffer."""
-        thrown_away = super().dispatch(prompts)
+        thrown_away = super().dispatch(prompts, groups_per_step)
+        if not prompts:
+            return 0
         self._num_dispatched += len(prompts)
         size, step = self._wanted
         if size and self._num_dispatched > _HOPELESS * size:
@@ -53,7 +55,7 @@ class VirtualBuffer(GroupBuffer):
         self.on_dispatch()
         return thrown_away
 
-    def sample(self, size: int, step: int, refill: Callable[[Sequence[Lost]], None]) -> Batch:
+    def sample(self, size: int, step: int, refill: Callable[[Sequence[Replacement]], None]) -> Batch:
         """As in the real buffer."""
         self._wanted, self._num_dispatched = (size, step), 0
         batch = super().sample(size, step, refill)

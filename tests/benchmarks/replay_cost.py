@@ -38,7 +38,7 @@ def filled(groups: int) -> GroupBuffer:
 
 def cycle(buffer: GroupBuffer, step: int) -> tuple[int, float]:
     """Sample a batch, evict what is stale and refill it: calls and seconds, measured on two cycles that are alike."""
-    dispatcher = Dispatcher(FakePrompts(), buffer, per_step=BATCH)
+    dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=BATCH)
     calls = 0
 
     def count(*_: object) -> None:

@@ -59,7 +59,7 @@ class Parts:
         self.buffer = buffer or FakeBuffer()
         self.learner = FakeLearner()
         self.ports = fake_ports(buffer=self.buffer, learner=self.learner, prompts=FakePrompts(count))
-        self.dispatcher = Dispatcher(self.ports.prompts, self.buffer, per_step=1)
+        self.dispatcher = Dispatcher(self.ports.prompts, self.buffer, groups_per_step=1)
         self.state = LiveState((), self.ports, self.dispatcher, RunPlace(), None)
 
     def train(self, size: int, step: int, engine: FakeEngine | None = None) -> list[str]:
@@ -210,7 +210,7 @@ def test_a_prompt_whose_failure_spends_the_budget_between_sampling_and_saving_is
 
     assert sorted(again.rest()) == ["2", "3", "4", "5"]
     assert (again.buffer.ledger.outstanding, again.buffer.ledger.imbalance) == (0, 0)
-    with pytest.raises(RolloutError, match="is spent"):
+    with pytest.raises(RolloutError, match="is exceeded"):
         parts.train(1, 2)
 
 

@@ -185,7 +185,7 @@ class TestInTheBuffer:
         buffer = GroupBuffer(strict=True)
         buffer.set_policy(strategy(name, 2))
         buffer.set_filter(lambda finished: finished.number % 3 == 0)
-        dispatcher = Dispatcher(FakePrompts(None), buffer, per_step=4)
+        dispatcher = Dispatcher(FakePrompts(None), buffer, groups_per_step=4)
 
         def refill(lost: object) -> None:
             dispatcher.replace(lost)  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ class TestInTheBuffer:
                 dispatcher.request(0)
             buffer.advance(step)
 
-        assert dispatcher.state_dict()["missing"] == 0
+        assert dispatcher.state_dict()["replacements"] == 0
         outstanding = buffer.ledger.outstanding
         buffer.set_policy(strategy("drop", 2))
         dispatcher.request(0)
@@ -210,7 +210,7 @@ class TestInTheBuffer:
 def filtered(prompts: int | None = None) -> tuple[FakeBuffer, Dispatcher]:
     buffer = FakeBuffer()
     FakeBus(DynamicSampling(buffer=buffer), provides=NEEDS).fire(FitStart)
-    return buffer, Dispatcher(FakePrompts(prompts), buffer, per_step=1)
+    return buffer, Dispatcher(FakePrompts(prompts), buffer, groups_per_step=1)
 
 
 @attrs.define

@@ -14,12 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooktrainer.errors import RolloutError, StarvedError
-from hooktrainer.ports import Group, Lost, Prompt, Trajectory
+from hooktrainer.ports import Group, Prompt, Replacement, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.options import ReplayOptions
+from hooktrainer.replay.statistics import REMEMBERED_PROMPTS, ReplayStatistics
 from hooktrainer.replay.strategies import Drop, Pace, Requeue, Wait
 from hooktrainer.testing import FakeEngine, FakePrompts, ManualClock
+
+SMALL = ("version", "next_number", "groups_per_step", "planned_before")
+"""Parts of a state that are plain numbers."""
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -32,7 +36,7 @@ def answer() -> Trajectory:
     )
 
 
-def nothing_more(_: Sequence[Lost]) -> None: ...
+def nothing_more(_: Sequence[Replacement]) -> None: ...
 
 
 def finished(buffer: GroupBuffer, stamps: Sequence[int]) -> None:
@@ -73,7 +77,7 @@ class TestStaleness:
         buffer.advance(4)
         asked: list[int] = []
 
-        def refill(lost: Sequence[Lost]) -> None:
+        def refill(lost: Sequence[Replacement]) -> None:
             asked.append(len(lost))
             finished(buffer, [5] * len(lost))
 
@@ -242,6 +246,38 @@ class TestStates:
         with pytest.raises(ValueError, match="group 0 is not running"):
             buffer.fail(group, ValueError())
 
+    def test_the_error_of_a_filter_leaves_sample_and_other_groups_end_as_usual(self) -> None:
+        def judge(group: Group) -> bool:
+            raise ZeroDivisionError(f"no filter for {group.number}")
+
+        buffer = GroupBuffer(ReplayOptions(max_failed_groups=9))
+        buffer.set_filter(judge)
+        buffer.dispatch(prompts(2))
+        first, second = buffer.claim(2)
+        buffer.finish(first, [answer()])
+
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError, match="no filter for 0") as caught:
+                buffer.sample(1, 1, nothing_more)
+        assert any(entry.name == "judge" for entry in caught.traceback)
+        assert caught.value.__notes__ == ["raised by the replay filter for group 0 ('0')"]
+
+        buffer.finish(second, [answer()])
+        assert buffer.take_metrics()["replay/running"].value == 0
+        assert (buffer.ledger.dropped["failed"].groups, buffer.ledger.imbalance) == (2, 0)
+
+    def test_answers_that_cannot_be_counted_leave_the_group_running_until_it_is_failed(self) -> None:
+        buffer = GroupBuffer()
+        buffer.dispatch(prompts(1))
+        (group,) = buffer.claim(1)
+        with pytest.raises(AttributeError):
+            buffer.finish(group, [None])  # type: ignore[list-item]
+
+        assert buffer.take_metrics()["replay/running"].value == 1
+        buffer.fail(group, ValueError("no answers"))
+        assert buffer.take_metrics()["replay/running"].value == 0
+        assert buffer.ledger.finished.groups == 0
+
     def test_the_version_does_not_go_backwards(self) -> None:
         buffer = GroupBuffer()
         buffer.advance(3)
@@ -275,7 +311,7 @@ class TestStates:
 class TestDispatch:
     def test_what_exceeds_the_capacity_is_owed(self) -> None:
         buffer = GroupBuffer(ReplayOptions(capacity=3))
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
 
         dispatcher.request(5)
         assert (len(buffer.claim(9)), buffer.may_dispatch(9, 1)) == (3, 0)
@@ -287,7 +323,7 @@ class TestDispatch:
 
     def test_room_that_comes_back_is_used_for_what_is_owed(self) -> None:
         buffer = GroupBuffer(ReplayOptions(capacity=2))
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         engine = FakeEngine()
         engine.start(buffer)
         dispatcher.request(6)
@@ -301,7 +337,7 @@ class TestDispatch:
 
     def test_nothing_is_owed_once_the_data_has_ended(self) -> None:
         buffer = GroupBuffer()
-        dispatcher = Dispatcher(FakePrompts(3), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(3), buffer, groups_per_step=1)
 
         dispatcher.request(5)
 
@@ -312,12 +348,12 @@ class TestDispatch:
 class TestFailures:
     def test_a_cancelled_group_is_replaced_at_once(self) -> None:
         buffer = GroupBuffer()
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         dispatcher.request(1)
         (cancelled,) = buffer.claim(1)
         buffer.fail(cancelled, CancelledError(), "cancelled")
 
-        def refill(lost: Sequence[Lost]) -> None:
+        def refill(lost: Sequence[Replacement]) -> None:
             dispatcher.replace(lost)
             for group in buffer.claim(9, block=False):
                 buffer.finish(group, [answer()])
@@ -332,12 +368,12 @@ class TestFailures:
     ) -> None:
         clock = ManualClock()
         buffer = GroupBuffer(ReplayOptions(group_timeout_s=30), clock=clock)
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         dispatcher.request(1)
         (slow,) = buffer.claim(1)
         clock.advance(31)
 
-        def refill(lost: Sequence[Lost]) -> None:
+        def refill(lost: Sequence[Replacement]) -> None:
             dispatcher.replace(lost)
             for group in buffer.claim(9, block=False):
                 buffer.finish(group, [answer()])
@@ -353,12 +389,12 @@ class TestFailures:
 
     def test_a_dead_worker_has_its_prompt_dispatched_again_as_a_new_entry(self) -> None:
         buffer = GroupBuffer()
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         dispatcher.request(1)
         (lost_group,) = buffer.claim(1)
         buffer.fail(lost_group, RuntimeError("killed"), "worker_died")
 
-        def refill(lost: Sequence[Lost]) -> None:
+        def refill(lost: Sequence[Replacement]) -> None:
             dispatcher.replace(lost)
             for group in buffer.claim(9, block=False):
                 buffer.finish(group, [answer()])
@@ -374,18 +410,54 @@ class TestFailures:
         for group in buffer.claim(2):
             buffer.fail(group, CancelledError(), "cancelled")
 
-        with pytest.raises(RolloutError, match=r"group 1 .* \(cancelled\), and replay.max_lost_groups = 1 is spent"):
+        with pytest.raises(
+            RolloutError, match=r"group 1 .* \(cancelled\), and the limit replay.max_lost_groups = 1 is exceeded"
+        ):
             buffer.sample(1, 1, nothing_more)
+
+
+class TestReminders:
+    def test_waiting_is_logged_once_a_minute_and_not_when_another_deadline_passes(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        clock = ManualClock()
+        buffer = Waiting(ReplayOptions(group_timeout_s=7, sample_timeout_s=200), clock)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
+        dispatcher.request(1)
+
+        def refill(lost: Sequence[Replacement]) -> None:
+            dispatcher.replace(lost)
+            buffer.claim(9, block=False)
+
+        with pytest.raises(StarvedError):
+            buffer.sample(1, 1, refill)
+
+        assert buffer.waits > 20
+        assert caplog.text.count("still waiting") == 3
+
+
+class Waiting(GroupBuffer):
+    """A buffer whose waits take all of their time on a manual clock, and bring nothing."""
+
+    def __init__(self, limits: ReplayOptions, clock: ManualClock) -> None:
+        super().__init__(limits, clock=clock)
+        self._manual = clock
+        self.waits = 0
+
+    def _wait(self, seconds: float) -> bool:
+        self._manual.advance(seconds)
+        self.waits += 1
+        return False
 
 
 class TestRequeue:
     def test_the_same_prompt_comes_again_with_a_new_stamp(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Requeue(1))
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         dispatcher.request(1)
 
-        def refill(lost: Sequence[Lost]) -> None:
+        def refill(lost: Sequence[Replacement]) -> None:
             dispatcher.replace(lost)
             for group in buffer.claim(9, block=False):
                 buffer.finish(group, [answer()])
@@ -411,12 +483,41 @@ class TestRequeue:
         assert caplog.text.count("prompt '0' was too old 3 times and is not trained") == 1
         assert buffer.take_metrics()["replay/dropped_repeatedly"].value == 1
 
+    def test_only_the_prompts_that_were_dropped_last_are_remembered(self) -> None:
+        buffer = GroupBuffer()
+        buffer.set_policy(Drop(1))
+        buffer.advance(1)
+        for prompt in prompts(2000):
+            buffer.advance(buffer.version + 1)
+            buffer.dispatch([prompt])
+            buffer.finish(buffer.claim(1)[0], [answer()])
+            buffer.sample(1, buffer.version + 2, nothing_more)
+
+        assert buffer.ledger.dropped["stale"].groups == 2000
+        drops = buffer.state_dict()["statistics"]["drops"]  # type: ignore[index]
+        assert list(drops) == [str(number) for number in range(2000 - REMEMBERED_PROMPTS, 2000)]
+
+    def test_a_prompt_dropped_among_many_others_is_named_and_its_count_survives_a_restart(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        same, others = prompts(1)[0], iter(prompts(1 + 2 * REMEMBERED_PROMPTS)[1:])
+        statistics = ReplayStatistics()
+        for _ in range(2):
+            statistics.dropped(same)
+            for _ in range(REMEMBERED_PROMPTS - 1):
+                statistics.dropped(next(others))
+        resumed = ReplayStatistics()
+        resumed.load_state_dict(statistics.state_dict())
+        resumed.dropped(same)
+
+        assert "prompt '0' was too old 3 times" in caplog.text
+
 
 class TestPace:
     def test_the_budget_is_the_only_source_of_dispatch(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(2))
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=4)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=4)
 
         dispatcher.request(100)
         assert len(buffer.claim(99)) == 8
@@ -426,12 +527,12 @@ class TestPace:
         dispatcher.request(0)
         assert buffer.ledger.outstanding == 12
 
-    @pytest.mark.parametrize("per_step", [1, 2, 4, 16])
-    def test_steps_of_another_size_after_a_restart_leave_what_was_planned_before(self, per_step: int) -> None:
+    @pytest.mark.parametrize("groups_per_step", [1, 2, 4, 16])
+    def test_steps_of_another_size_after_a_restart_leave_what_was_planned_before(self, groups_per_step: int) -> None:
         before, after = GroupBuffer(), GroupBuffer()
         for buffer in (before, after):
             buffer.set_policy(Pace(2))
-        dispatcher = Dispatcher(FakePrompts(), before, per_step=4)
+        dispatcher = Dispatcher(FakePrompts(), before, groups_per_step=4)
         for step in range(1, 21):
             dispatcher.request(0)
             for group in before.claim(99):
@@ -441,20 +542,46 @@ class TestPace:
         after.load_state_dict(before.state_dict())
         assert after.ledger.outstanding == 4
 
-        dispatcher = Dispatcher(FakePrompts(), after, per_step=per_step)
+        dispatcher = Dispatcher(FakePrompts(), after, groups_per_step=groups_per_step)
         dispatcher.request(0)
-        assert after.ledger.outstanding == max(4, 2 * per_step)
-        assert after.may_dispatch(0, per_step) == 0
+        assert after.ledger.outstanding == max(4, 2 * groups_per_step)
+        assert after.may_dispatch(0, groups_per_step) == 0
+
+    def test_asking_changes_nothing(self) -> None:
+        buffer = GroupBuffer()
+        buffer.set_policy(Pace(2))
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=4)
+        dispatcher.request(0)
+        buffer.advance(1)
+        before = buffer.state_dict()
+
+        assert [buffer.may_dispatch(0, size) for size in (1, 4, 16, 4)] == [0, 4, 28, 4]
+        after = buffer.state_dict()
+        assert {key: before[key] for key in SMALL} == {key: after[key] for key in SMALL}
+
+    def test_steps_of_another_size_count_from_the_resume_even_if_nothing_may_be_dispatched(self) -> None:
+        before, after = GroupBuffer(), GroupBuffer()
+        for buffer in (before, after):
+            buffer.set_policy(Pace(2))
+        Dispatcher(FakePrompts(), before, groups_per_step=16).request(0)
+        after.load_state_dict(before.state_dict())
+        dispatcher = Dispatcher(FakePrompts(), after, groups_per_step=1)
+        for version in (1, 2):
+            dispatcher.request(0)
+            assert after.ledger.outstanding == 32
+            after.advance(version)
+
+        assert [after.may_dispatch(0, 1), after.may_dispatch(0, 16)] == [0, 2]
 
     def test_a_group_that_ends_otherwise_makes_room_in_the_budget(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(1))
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         dispatcher.request(0)
         (lost_group,) = buffer.claim(1)
         buffer.fail(lost_group, CancelledError(), "cancelled")
 
-        def refill(lost: Sequence[Lost]) -> None:
+        def refill(lost: Sequence[Replacement]) -> None:
             dispatcher.replace(lost)
             for group in buffer.claim(9, block=False):
                 buffer.finish(group, [answer()])
@@ -469,7 +596,7 @@ class TestPace:
         buffer.finish(second, [answer()])
         buffer.finish(third, [answer()])
 
-        def finish_the_first(_: Sequence[Lost]) -> None:
+        def finish_the_first(_: Sequence[Replacement]) -> None:
             if buffer.take_metrics()["replay/running"].value:
                 buffer.finish(first, [answer()])
 
@@ -482,14 +609,14 @@ class TestCapacity:
     ) -> None:
         # Stamps ascend along the line, so the stalest of 3, 4 and 5 is the first, wherever the others finished.
         buffer = GroupBuffer(ReplayOptions(capacity=3, when_full="evict"))
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         finished(buffer, [3, 4, 5])
         buffer.advance(5)
 
         dispatcher.request(1)
 
         assert buffer.take_metrics()["replay/evicted_capacity"].value == 1
-        assert "group 0, stamped 3, is thrown away" in caplog.text
+        assert "group 0, stamped 3, is evicted" in caplog.text
         assert buffer.ledger.dropped["capacity"].groups == 1
         (newest,) = buffer.claim(9)
         assert newest.stamp == 6
@@ -499,7 +626,7 @@ class TestCapacity:
 
     def test_what_cannot_be_thrown_away_keeps_new_groups_out(self) -> None:
         buffer = GroupBuffer(ReplayOptions(capacity=2, when_full="evict"))
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         dispatcher.request(5)
 
         assert len(buffer.claim(9)) == 2
@@ -510,7 +637,7 @@ def test_the_work_of_a_sample_does_not_grow_with_the_number_of_groups() -> None:
     def calls_of_a_cycle(groups: int) -> int:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(1))
-        dispatcher = Dispatcher(FakePrompts(), buffer, per_step=32)
+        dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=32)
         for group in (*_dispatched(buffer, 16), *_dispatched(buffer, groups, version=1)):
             buffer.finish(group, [answer()])
         dispatcher.request(0)

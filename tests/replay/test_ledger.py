@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hooktrainer.errors import LedgerError, RolloutError
-from hooktrainer.ports import FailureReason, Group, Lost, Trajectory
+from hooktrainer.ports import FailureReason, Group, Replacement, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.ledger import Ledger
@@ -44,7 +44,7 @@ class Interleavings(RuleBasedStateMachine):
         self.buffer = GroupBuffer(limits, strict=True)
         self.buffer.set_policy(self.strategy)
         self.prompts = FakePrompts()
-        self.dispatcher = Dispatcher(self.prompts, self.buffer, per_step=PER_STEP)
+        self.dispatcher = Dispatcher(self.prompts, self.buffer, groups_per_step=PER_STEP)
         self.step = 1
         self.running: list[Group] = []
         self.trained: list[int] = []
@@ -76,7 +76,7 @@ class Interleavings(RuleBasedStateMachine):
     def sample(self, instant: bool) -> None:
         """Sample as the loop does, with an engine that works off what is there before the loop would block."""
 
-        def refill(lost: Sequence[Lost]) -> None:
+        def refill(lost: Sequence[Replacement]) -> None:
             self.dispatcher.replace(lost)
             self.dispatcher.request(0 if instant else MINI)
             while groups := self.buffer.claim(9, block=False):
@@ -189,16 +189,16 @@ class TestBooks:
 def test_drop_refuses_what_a_failure_budget_allows_and_then_raises_the_original() -> None:
     buffer = GroupBuffer(ReplayOptions(max_failed_groups=1))
     buffer.set_policy(Drop(1))
-    dispatcher = Dispatcher(FakePrompts(), buffer, per_step=1)
+    dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
     dispatcher.request(1)
     errors = [ValueError("first"), ValueError("second")]
 
-    def refill(lost: Sequence[Lost]) -> None:
+    def refill(lost: Sequence[Replacement]) -> None:
         dispatcher.replace(lost)
         for claimed in buffer.claim(9, block=False):
             buffer.fail(claimed, errors.pop(0))
 
-    with pytest.raises(RolloutError, match="max_failed_groups = 1 is spent") as caught:
+    with pytest.raises(RolloutError, match="max_failed_groups = 1 is exceeded") as caught:
         buffer.sample(1, 1, refill)
 
     assert str(caught.value.__cause__) == "second"

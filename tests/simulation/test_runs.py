@@ -204,7 +204,7 @@ class TestStarving:
         engine = SimulatedEngine(clock, lambda _: 1.0, groups_at_once=4, overlaps=True)
         engine.start(buffer)
         buffer.on_dispatch = engine.serve
-        dispatcher = Dispatcher(NumberedPrompts(), buffer, per_step=2)
+        dispatcher = Dispatcher(NumberedPrompts(), buffer, groups_per_step=2)
         dispatcher.request(2)
 
         with pytest.raises(

@@ -463,7 +463,7 @@ def test_a_mark_that_is_no_state_of_this_run_is_an_error_and_not_a_traceback() -
     from hooktrainer.checkpoint.store import find
 
     snapshot = find(Path("runs/run")).snapshot
-    wrong = attrs.evolve(snapshot, parts={**snapshot.parts, "dispatch": {"fresh": 1}})
+    wrong = attrs.evolve(snapshot, parts={**snapshot.parts, "dispatch": {"requested": 1}})
     with pytest.raises(CheckpointError, match="part 'dispatch' of the checkpoint of step 1 does not fit this run"):
         state.restore(wrong)
     trainer.ports.engine.close()
