@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from hooktrainer._util.random_state import preserved_random_state
 from hooktrainer._util.shutdown import attempt, finish, interruptible
 from hooktrainer.bus.binding import Ports, bind
 from hooktrainer.bus.bus import Bus
@@ -16,6 +17,7 @@ from hooktrainer.events import (
     FitStart,
     IterationEnd,
     IterationStart,
+    Priority,
     Status,
     StepEnd,
     StepStart,
@@ -38,6 +40,7 @@ class Trainer:
         self.bus = Bus.compose(plugins)
         self.bus.plan.require_sync()
         self.bus.guard(WeightsSynced, self._confirm)
+        self.bus.around(StepEnd, Priority.EVALUATE, preserved_random_state)
         self.ports = ports
         self._config = config
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer, groups_per_step=config.train_batch_size)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
+import torch
 
 from hooktrainer import Plugin, Priority, Trainer, on
+from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import BusError, ConfigError, MetricError, RolloutError, StarvedError, SyncError
 from hooktrainer.events import (
@@ -24,7 +29,7 @@ from hooktrainer.events import (
     StepStart,
     WeightsSynced,
 )
-from hooktrainer.metrics import Mean, Sum
+from hooktrainer.metrics import Last, Mean, Sum
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.testing import (
     FakeBuffer,
@@ -36,6 +41,7 @@ from hooktrainer.testing import (
     ManualClock,
     fake_ports,
 )
+from hooktrainer_plugins.checkpoint import Checkpoint
 from hooktrainer_plugins.log_after_collect import LogAfterCollect
 from hooktrainer_plugins.metric_aggregation import MetricAggregation
 from hooktrainer_plugins.staleness import Staleness
@@ -100,12 +106,13 @@ class Run:
     sink: FakeSink = attrs.field(factory=FakeSink)
     witness: Witness = attrs.field(factory=Witness)
     learner: FakeLearner = attrs.field(factory=lambda: FakeLearner(lambda update: {"loss": float(update)}))
+    directory: Path | None = None
 
     def trainer(self) -> Trainer:
         standard = [MetricAggregation(), WeightSync(), LogAfterCollect(sinks=["memory"]), self.witness]
         plugins = [*(self.plugins if self.plugins is not None else standard), *self.extra]
         ports = fake_ports(**{"learner": self.learner, "sinks": {"memory": self.sink}, **self.ports})
-        return Trainer(plugins, ports, self.config)
+        return Trainer(plugins, ports, self.config, RunPlace(directory=self.directory))
 
     def fit(self) -> object:
         return self.trainer().fit()
@@ -337,6 +344,93 @@ def raising(error: BaseException) -> Callable[[Event], None]:
         raise error
 
     return act
+
+
+def draws() -> tuple[float, float, float]:
+    """One number of each global generator."""
+    return random.random(), float(np.random.random()), float(torch.rand(1))  # noqa: NPY002
+
+
+def seed_all() -> None:
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    torch.manual_seed(3)
+
+
+@attrs.define
+class Draws(Plugin):
+    """Reports what the global generators give in every step."""
+
+    @on(StepStart, adds=["metrics.row"])
+    def draw(self, event: StepStart) -> None:
+        names = ("python", "numpy", "torch")
+        event.record.add({f"draws/{name}": Last(number) for name, number in zip(names, draws(), strict=True)})
+
+
+@attrs.define
+class Drawn(Event):
+    """An evaluation that draws has drawn."""
+
+
+@attrs.define
+class Evaluates(Plugin):
+    """Draws to evaluate, in its band and in a signal of its own."""
+
+    fails_at: int = 0
+    seen: list[tuple[float, float, float]] = attrs.field(factory=list)
+
+    @on(StepEnd, priority=Priority.EVALUATE, emits=[Drawn], every=2)
+    def evaluate(self, event: StepEnd) -> None:
+        self.seen.append(draws())
+        event.control.emit(Drawn())
+        if event.step == self.fails_at:
+            raise ValueError("broken")
+
+    @on(Drawn)
+    def draw_again(self, event: Drawn) -> None:
+        self.seen.append(draws())
+
+
+class TestEvaluation:
+    def rows(self, *extra: Plugin, directory: Path | None = None) -> list[Mapping[str, float]]:
+        run = Run(cycles(1, total_steps=5), extra=[Draws(), *extra], directory=directory)
+        seed_all()
+        run.fit()
+        return [
+            {key: value for key, value in row.items() if not key.startswith(("timing", "perf/"))}
+            for _, row in run.sink.rows
+        ]
+
+    @pytest.mark.parametrize("checkpoint", [False, True], ids=["without checkpoints", "with checkpoints"])
+    def test_it_draws_nothing_from_the_run(self, tmp_path: Path, checkpoint: bool) -> None:
+        evaluation = Evaluates()
+        alone = self.rows()
+
+        rows = self.rows(evaluation, *([Checkpoint(every=2)] if checkpoint else []), directory=tmp_path)
+
+        assert rows == alone
+        assert len({row["draws/python"] for row in rows}) == 5
+        assert len(evaluation.seen) == 2 * 3
+
+    def test_it_draws_the_same_with_and_without_checkpoints(self, tmp_path: Path) -> None:
+        with_checkpoints, without = Evaluates(), Evaluates()
+        self.rows(with_checkpoints, Checkpoint(every=2), directory=tmp_path)
+        self.rows(without)
+
+        assert with_checkpoints.seen == without.seen
+
+    @pytest.mark.parametrize("checkpoint", [False, True], ids=["without checkpoints", "with checkpoints"])
+    def test_it_draws_nothing_from_the_run_when_it_raises(self, tmp_path: Path, checkpoint: bool) -> None:
+        run = Run(cycles(1, total_steps=5), extra=[Evaluates(fails_at=2)], directory=tmp_path)
+        run.extra = [*run.extra, *([Checkpoint()] if checkpoint else [])]
+        seed_all()
+        expected = draws()
+        seed_all()
+
+        with pytest.raises(ValueError, match="broken"):
+            run.fit()
+
+        assert draws() == expected
 
 
 class TestFailures:

@@ -1,5 +1,5 @@
-"""Helpers without knowledge of training: files, imports, signals, shutdown, streams and the clock."""
+"""Helpers without knowledge of training: files, imports, random state, signals, shutdown, streams and the clock."""
 
 from __future__ import annotations
 
-__all__ = ["clock", "files", "imports", "shutdown", "signals", "streams"]
+__all__ = ["clock", "files", "imports", "random_state", "shutdown", "signals", "streams"]

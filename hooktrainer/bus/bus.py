@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Literal, NoReturn
@@ -16,13 +17,23 @@ import blinker
 
 from hooktrainer._util.signals import Aborted, Interrupts
 from hooktrainer.bus.control import BusControl, BusRecord
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import Entry, Slot
 from hooktrainer.bus.plan import Plan
 from hooktrainer.bus.timing import Handler, HookTimes, Receiver
 from hooktrainer.errors import BusError, carry
-from hooktrainer.events import EVENTS, Event, FitEnd, StepEvent
+from hooktrainer.events import EVENTS, Event, FitEnd, Priority, StepEvent
 from hooktrainer.metrics.record import Record
 from hooktrainer.plugin import Plugin
+
+
+class Band:
+    """The handlers of one band of a signal, and the context that they run in."""
+
+    def __init__(self, priority: Priority, slots: Sequence[Slot]) -> None:
+        self.priority = priority
+        self.handlers = tuple(map(Handler, slots))
+        self.emits = any(slot.emits for slot in slots)
+        self.context: Callable[[], AbstractContextManager[object]] | None = None
 
 
 class PlannedSignal(blinker.NamedSignal):
@@ -31,10 +42,8 @@ class PlannedSignal(blinker.NamedSignal):
     def __init__(self, bus: Bus, event: type[Event]) -> None:
         super().__init__(event.signal, event.__doc__)
         self._bus = bus
-        self._bands = tuple(
-            (tuple(map(Handler, slots)), any(slot.emits for slot in slots)) for _, slots in bus.plan.bands(event)
-        )
-        self.handlers = tuple(handler for handlers, _ in self._bands for handler in handlers)
+        self.bands = tuple(Band(priority, slots) for priority, slots in bus.plan.bands(event))
+        self.handlers = tuple(handler for band in self.bands for handler in band.handlers)
         self._closes = issubclass(event, FitEnd)
         for handler in self.handlers:
             super().connect(handler.call, weak=False)
@@ -61,38 +70,50 @@ class PlannedSignal(blinker.NamedSignal):
         """
         if self.is_muted:
             return []
-        bus, failures, interrupts = self._bus, [], self._bus.interrupts
+        bus = self._bus
+        failures: list[BaseException] = []
         bus.closing = bus.closing or self._closes
         try:
-            for handlers, emitting in self._bands:
-                started = perf_counter()
-                for handler in handlers:
-                    if handler.every is not None and not handler.due(sender):
-                        continue
-                    if interrupts.number is not None:
-                        interrupts.check()
-                    bus.running = handler
-                    try:
-                        handler.call(sender)
-                    except BaseException as error:
-                        _blame(error, handler, sender, interrupts)
-                        if not bus.closing or isinstance(error, Aborted):
-                            raise
-                        failures.append(error)
-                    ended = perf_counter()
-                    handler.calls += 1
-                    handler.seconds += (taken := ended - started)
-                    if taken > handler.longest:  # noqa: PLR1730 (max() costs more than the rest of this)
-                        handler.longest = taken
-                    started = ended
-                bus.running = None
-                if emitting:
-                    failures += bus.deliver(handlers, sender)
+            for band in self.bands:
+                if band.context is None or not any(handler.due(sender) for handler in band.handlers):
+                    failures += self._call(band, sender)
+                else:
+                    with band.context():
+                        failures += self._call(band, sender)
         finally:
             bus.running = None  # an interrupt can come between two handlers
         if failures:
             raise _first(failures)
         return []
+
+    def _call(self, band: Band, event: Any) -> list[BaseException]:
+        """Call the handlers of a band and deliver the signals that they emitted; return the errors once closing."""
+        bus, interrupts = self._bus, self._bus.interrupts
+        failures: list[BaseException] = []
+        started = perf_counter()
+        for handler in band.handlers:
+            if handler.every is not None and not handler.due(event):
+                continue
+            if interrupts.number is not None:
+                interrupts.check()
+            bus.running = handler
+            try:
+                handler.call(event)
+            except BaseException as error:
+                _blame(error, handler, event, interrupts)
+                if not bus.closing or isinstance(error, Aborted):
+                    raise
+                failures.append(error)
+            ended = perf_counter()
+            handler.calls += 1
+            handler.seconds += (taken := ended - started)
+            if taken > handler.longest:  # noqa: PLR1730 (max() costs more than the rest of this)
+                handler.longest = taken
+            started = ended
+        bus.running = None
+        if band.emits:
+            failures += bus.deliver(band.handlers, event)
+        return failures
 
 
 def _first(failures: list[BaseException]) -> BaseException:
@@ -146,6 +167,17 @@ class Bus:
     def guard(self, event: type[Event], check: Callable[[Any], None]) -> None:
         """Call `check` the moment this event is emitted, and hold every handler that declares it to emitting it."""
         self._guards[event] = check
+
+    def around(
+        self, event: type[Event], priority: Priority, context: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        """Run a band of a signal, with the signals that it emits, inside a new `context()` each time.
+
+        The context is not entered when the band has no handler to call.
+        """
+        for band in self._signals[event].bands:
+            if band.priority is priority:
+                band.context = context
 
     def emit(self, event: Event, record: Record | None = None) -> None:
         """Send an event; returns when all its handlers, nested ones included, have run."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
-import numpy as np
 
+from hooktrainer._util.random_state import get_random_state, set_random_state
 from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.handlers import Entry
 from hooktrainer.checkpoint.codec import decode, encode
@@ -110,25 +107,12 @@ class LiveState:
         _LOG.warning("the learner was put back to the end of step %d", snapshot.step)
 
     def random(self) -> Mapping[str, object]:
-        """The state of the global random generators of Python, NumPy and torch."""
-        state: dict[str, object] = {
-            "python": random.getstate(),
-            "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 (whoever draws from it)
-        }
-        if (torch := sys.modules.get("torch")) is not None:
-            state["torch"] = torch.get_rng_state()
-            if torch.cuda.is_available() and torch.cuda.is_initialized():
-                state["cuda"] = torch.cuda.get_rng_state_all()
-        return state
+        """Return the state of the global random generators of Python, NumPy and torch."""
+        return get_random_state()
 
     def set_random(self, state: Mapping[str, Any]) -> None:
-        """Put the global random generators back."""
-        random.setstate(state["python"])
-        np.random.set_state(state["numpy"])  # noqa: NPY002 (whoever draws from it)
-        if "torch" in state:
-            import_module("torch").set_rng_state(state["torch"])
-        if "cuda" in state:
-            import_module("torch").cuda.set_rng_state_all(state["cuda"])
+        """Restore the state returned by `random()`."""
+        set_random_state(state)
 
     def _parts(self) -> Mapping[str, Any]:
         return {"learner": self._ports.learner, "buffer": self._ports.buffer, "prompts": self._ports.prompts}

@@ -75,7 +75,6 @@ class Checkpoint(Plugin):
     _saved: int = attrs.field(default=0, init=False, repr=False)  # the last step on the disk
     _begun: int = attrs.field(default=0, init=False, repr=False)  # the last step that was begun
     _random: Mapping[str, Any] = attrs.field(factory=dict, init=False, repr=False)
-    _evaluating: bool = attrs.field(default=False, init=False, repr=False)  # whether generators are to be put back
     _unscored: set[str] | None = attrs.field(factory=set, init=False, repr=False)  # keys of rows without `keep_best`
 
     def __attrs_post_init__(self) -> None:
@@ -115,17 +114,6 @@ class Checkpoint(Plugin):
     def begin_step(self, event: StepStart) -> None:
         """From now on the run is not as the step before left it."""
         self._begun = event.step
-
-    @on(StepEnd, priority=Priority.EVALUATE - 1)
-    def keep_random(self, _event: StepEnd) -> None:
-        """Remember the global random generators: a run that is evaluated once more must not draw other numbers."""
-        self._random, self._evaluating = self.run.random(), True
-
-    @on(StepEnd, priority=Priority.REDUCE - 1)
-    def put_random_back(self, _event: StepEnd) -> None:
-        """What was drawn for evaluation was not drawn."""
-        self.run.set_random(self._random)
-        self._evaluating = False
 
     @on(StepEnd, priority=Priority.CLEANUP - 1, needs=["metrics.row?"])
     def save(self, event: StepEnd) -> None:
@@ -209,8 +197,6 @@ class Checkpoint(Plugin):
             _LOG.warning("step %d is complete but not saved: in_memory is off", event.step)
             return None
         self._scores = {} if event.record is None else self._scores_of(event.record)
-        if self._evaluating:  # it broke there, and what it drew was not drawn either
-            self.run.set_random(self._random)
         return self.run.capture(event.step)
 
     def _scores_of(self, record: StepRecord) -> Mapping[str, float]:

@@ -6,7 +6,8 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 import attrs
 import pytest
@@ -348,6 +349,75 @@ class Recording(Plugin):
     @on(StepEnd, priority=Priority.REPORT)
     def undeclared(self, event: StepEnd) -> None:
         self.act(event)
+
+
+@attrs.frozen(kw_only=True)
+class Nested(Event):
+    """Sent inside a band."""
+
+
+@attrs.define
+class Banded(Plugin):
+    """Writes down its calls before, in and after EVALUATE."""
+
+    log: list[str]
+    fails: bool = False
+
+    @on(StepEnd, priority=Priority.EVALUATE - 1)
+    def before(self, event: StepEnd) -> None:
+        self.log.append("before")
+
+    @on(StepEnd, priority=Priority.EVALUATE, emits=[Nested], every=2)
+    def inside(self, event: StepEnd) -> None:
+        self.log.append("inside")
+        event.control.emit(Nested())
+
+    @on(Nested)
+    def nested(self, event: Nested) -> None:
+        self.log.append("nested")
+        if self.fails:
+            raise ValueError("broken")
+
+    @on(StepEnd, priority=Priority.REDUCE)
+    def after(self, event: StepEnd) -> None:
+        self.log.append("after")
+
+
+class TestAround:
+    def banded(self, log: list[str], *, fails: bool = False) -> Bus:
+        @contextmanager
+        def context() -> Iterator[None]:
+            log.append("enter")
+            try:
+                yield
+            finally:
+                log.append("exit")
+
+        bus = Bus.compose([Banded(log, fails=fails)])
+        bus.around(StepEnd, Priority.EVALUATE, context)
+        return bus
+
+    def test_a_band_runs_inside_the_context_with_its_nested_signals(self) -> None:
+        log: list[str] = []
+        bus = self.banded(log)
+        for step in (2, 4):
+            log.clear()
+            bus.emit(step_end(step=step))
+            assert log == ["before", "enter", "inside", "nested", "exit", "after"]
+
+    def test_the_context_ends_when_a_handler_raises(self) -> None:
+        log: list[str] = []
+        with pytest.raises(ValueError, match="broken"):
+            self.banded(log, fails=True).emit(step_end(step=2))
+        assert log == ["before", "enter", "inside", "nested", "exit"]
+
+    def test_a_band_without_a_handler_to_call_does_not_enter_it(self) -> None:
+        log: list[str] = []
+        self.banded(log).emit(step_end(step=1))
+        assert log == ["before", "after"]
+
+    def test_a_band_without_handlers_is_no_error(self) -> None:
+        Bus.compose([]).around(StepEnd, Priority.EVALUATE, nullcontext)
 
 
 class TestRecord:

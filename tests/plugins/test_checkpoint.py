@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -177,46 +179,64 @@ def test_the_best_is_known_after_a_restart(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1, 4]
 
 
-def test_evaluation_draws_nothing_from_the_run(tmp_path: Path) -> None:
-    run = FakeRunState(directory=tmp_path, generators={"drawn": 3})
-    plugin = Checkpoint(run=run)
-    bus = FakeBus(plugin, provides=["metrics.row"])
-    bus.fire(FitStart)
+class Generators(FakeRunState):
+    """Remembers the state of the generators in every capture."""
 
-    plugin.keep_random(StepEnd(step=1, version=0, iterations=1))
-    run.generators["drawn"] = 7
-    plugin.put_random_back(StepEnd(step=1, version=0, iterations=1))
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory=directory, generators={"drawn": 3})
+        self.saved: list[object] = []
 
-    assert run.generators == {"drawn": 3}
+    def capture(self, step: int) -> Snapshot:
+        self.saved.append(dict(self.generators))
+        return super().capture(step)
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """As the trainer does with the global generators around EVALUATE."""
+        before = self.random()
+        try:
+            yield
+        finally:
+            self.set_random(before)
 
 
-def test_an_evaluation_that_breaks_draws_nothing_from_the_run_that_goes_on(tmp_path: Path) -> None:
-    saved: list[object] = []
+@attrs.define
+class Evaluates(Plugin):
+    """Draws, and may fail."""
 
-    class Run(FakeRunState):
-        def capture(self, step: int) -> Snapshot:
-            saved.append(dict(self.generators))
-            return super().capture(step)
+    run: Generators
+    fails: bool = False
 
-    run = Run(directory=tmp_path, generators={"drawn": 3})
-
-    @attrs.define
-    class Breaks(Plugin):
-        """Draws, and fails."""
-
-        @on(StepEnd, priority=Priority.EVALUATE)
-        def evaluate(self, event: StepEnd) -> None:
-            run.generators["drawn"] = 7
+    @on(StepEnd, priority=Priority.EVALUATE)
+    def evaluate(self, event: StepEnd) -> None:
+        self.run.generators["drawn"] = 7
+        if self.fails:
             raise ValueError("broken")
 
-    bus = FakeBus(Checkpoint(run=run), Breaks(), provides=["metrics.row"])
+
+def test_evaluation_draws_nothing_from_the_run(tmp_path: Path) -> None:
+    run = Generators(tmp_path)
+    bus = FakeBus(Checkpoint(run=run), Evaluates(run), provides=["metrics.row"])
+    bus.bus.around(StepEnd, Priority.EVALUATE, run.preserved)
+    bus.fire(FitStart)
+
+    bus.fire(StepEnd, step=1)
+
+    assert run.generators == {"drawn": 3}
+    assert run.saved[-1] == {"drawn": 3}
+
+
+def test_an_evaluation_that_breaks_draws_nothing_from_the_run_that_is_resumed(tmp_path: Path) -> None:
+    run = Generators(tmp_path)
+    bus = FakeBus(Checkpoint(run=run), Evaluates(run, fails=True), provides=["metrics.row"])
+    bus.bus.around(StepEnd, Priority.EVALUATE, run.preserved)
     bus.fire(FitStart)
     with pytest.raises(ValueError, match="broken"):
         bus.fire(StepEnd, step=1)
     bus.fire(FitEnd, step=1, status="failed", row={})
 
     assert steps(tmp_path) == [1]
-    assert saved[-1] == {"drawn": 3}
+    assert run.saved[-1] == {"drawn": 3}
 
 
 KEEPS_NOTHING = "keep_best keeps nothing: no row so far has 'val/scor/mean'. Did you mean 'val/score/mean'?"
