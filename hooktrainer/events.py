@@ -66,10 +66,6 @@ class Control(Protocol):
         """Emit a signal that the running handler declared; it is delivered when its band ends."""
         ...
 
-    def post(self, event: Event) -> None:
-        """Bring a declared signal from any thread to the loop's; it is sent, in order, before the next event."""
-        ...
-
 
 class StepRecord(Protocol):
     """The record of the event's step, as far as the running handler declared it.

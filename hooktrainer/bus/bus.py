@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
-from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Literal, NoReturn
 
@@ -21,7 +20,7 @@ from hooktrainer.bus.handlers import Entry, Slot
 from hooktrainer.bus.plan import Plan
 from hooktrainer.bus.timing import Handler, HookTimes, Receiver
 from hooktrainer.errors import BusError, carry
-from hooktrainer.events import EVENTS, Event, FitEnd, Priority, StepEvent
+from hooktrainer.events import Event, FitEnd, Priority, StepEvent
 from hooktrainer.metrics.record import Record
 from hooktrainer.plugin import Plugin
 
@@ -150,7 +149,6 @@ class Bus:
         self._namespace.update({signal.name: signal for signal in self._signals.values()})
         self._guards: dict[type[Event], Callable[[Any], None]] = {}
         self._outbox: list[Event] = []
-        self._mail: SimpleQueue[Event] = SimpleQueue()
         self._record: BusRecord | None = None
         self._thread: int | None = None
         self.times = HookTimes([handler for signal in self._signals.values() for handler in signal.handlers])
@@ -187,17 +185,8 @@ class Bus:
         self.interrupts.check()
         self._outbox.clear()  # what a failed handler left behind
         self._record = None
-        while not self._mail.empty():
-            self._send(self._mail.get_nowait())
         self._record = None if record is None else BusRecord(record, self)
         self._send(event)
-
-    def post(self, event: Event) -> None:
-        """Bring a plugin's own signal from any thread to the loop's; it is sent, in order, before the next event."""
-        kind = type(event)
-        if kind in EVENTS or not any(kind in slot.emits for slots in self.plan.slots.values() for slot in slots):
-            raise BusError(f"{kind.signal} was posted, but no handler declares it: @on(..., emits=[{kind.__name__}])")
-        self._mail.put(event)
 
     def queue(self, event: Event) -> None:
         """Keep a signal that the running handler declared, until its band ends."""

@@ -38,10 +38,6 @@ class BusControl:
         """Emit a signal that the running handler declared; it is delivered when its band ends."""
         self._bus.queue(event)
 
-    def post(self, event: Event) -> None:
-        """Bring a declared signal from any thread to the loop's; it is sent, in order, before the next event."""
-        self._bus.post(event)
-
 
 class BusRecord:
     """`event.record`: the record of a step."""

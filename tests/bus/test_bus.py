@@ -8,14 +8,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
 
 import attrs
 import pytest
 
 from hooktrainer import Bus, Plugin, Priority, on
 from hooktrainer.bus.handlers import Entry
-from hooktrainer.errors import BusError, MetricError, RecordError
-from hooktrainer.events import Event, FitEnd, FitStart, IterationEnd, StepEnd, StepStart, WeightsSynced
+from hooktrainer.errors import BusError, MetricError, PlanError, RecordError
+from hooktrainer.events import Control, Event, FitEnd, FitStart, IterationEnd, StepEnd, StepStart, WeightsSynced
 from hooktrainer.metrics import Mean, Sum
 from hooktrainer.metrics.record import Record
 
@@ -259,7 +260,7 @@ class TestControl:
         with pytest.raises(BusError, match=r"calls.handle .* emitted step_start without declaring it"):
             bus.emit(step_end())
 
-    def test_what_other_threads_post_is_sent_in_order_before_the_next_event(self) -> None:
+    def test_what_another_thread_leaves_is_read_in_a_handler_and_sent_from_there(self) -> None:
         @attrs.frozen(kw_only=True)
         class Arrived(Event):
             number: int
@@ -268,22 +269,24 @@ class TestControl:
 
         @attrs.define
         class Mailbox(Plugin):
-            @on(FitStart, emits=[Arrived])
-            def start(self, event: FitStart) -> None:
-                def work() -> None:
-                    for number in range(3):
-                        event.control.post(Arrived(number=number))
+            mail: SimpleQueue[int] = attrs.field(factory=SimpleQueue)
 
-                thread = threading.Thread(target=work)
+            @on(FitStart)
+            def start(self, event: FitStart) -> None:
+                thread = threading.Thread(target=lambda: [self.mail.put(number) for number in range(3)])
                 thread.start()
                 thread.join()
-                log.append("start")
+
+            @on(StepStart, emits=[Arrived])
+            def read(self, event: StepStart) -> None:
+                while not self.mail.empty():
+                    event.control.emit(Arrived(number=self.mail.get_nowait()))
 
             @on(Arrived)
             def arrived(self, event: Arrived) -> None:
                 log.append((event.number, threading.current_thread() is threading.main_thread()))
 
-            @on(StepStart)
+            @on(StepStart, priority=Priority.SYNC)
             def step(self, event: StepStart) -> None:
                 log.append("step")
 
@@ -291,9 +294,46 @@ class TestControl:
         bus.emit(FitStart())
         bus.emit(StepStart(step=1, version=0))
 
-        assert log == ["start", (0, True), (1, True), (2, True), "step"]
-        with pytest.raises(BusError, match="step_start was posted, but no handler declares it"):
-            bus.post(StepStart(step=1, version=0))
+        assert log == [(0, True), (1, True), (2, True), "step"]
+
+    def test_a_handler_cannot_send_its_own_signal_without_end(self) -> None:
+        @attrs.frozen(kw_only=True)
+        class Tick(Event):
+            """Sent again by its own handler."""
+
+        @attrs.define
+        class Ticks(Plugin):
+            @on(Tick, emits=[Tick])
+            def tick(self, event: Tick) -> None:
+                event.control.emit(Tick())
+
+        with pytest.raises(PlanError, match="without end: ticks.tick on tick"):
+            Bus.compose([Ticks()])
+
+    def test_a_signal_of_a_plugin_has_no_row_that_its_handler_could_need_before_it_is_made(self) -> None:
+        @attrs.frozen(kw_only=True)
+        class Arrived(Event):
+            """Sent before the row is made."""
+
+        @attrs.define
+        class Early(Plugin):
+            @on(FitStart, emits=[Arrived])
+            def start(self, event: FitStart) -> None:
+                event.control.emit(Arrived())
+
+            @on(Arrived, needs=["metrics.row"])
+            def arrived(self, event: Arrived) -> None:
+                raise AssertionError
+
+        @attrs.define
+        class Makes(Plugin):
+            @on(StepEnd, priority=Priority.REDUCE, makes=["metrics.row"])
+            def make(self, event: StepEnd) -> None:
+                event.record.seal()
+
+        with pytest.raises(PlanError, match=r"early.arrived \(arrived, .*needs 'metrics.row'"):
+            Bus.compose([Makes(), Early()])
+        assert not hasattr(Control, "post")
 
     def test_a_guarded_signal_is_checked_at_once_and_owed(self) -> None:
         seen: list[str] = []
