@@ -572,7 +572,7 @@ class TestFailures:
 
     def test_a_buffer_that_never_fills_is_starved_not_silent(self) -> None:
         class Loses(FakeBuffer):
-            def dispatch(self, prompts: object) -> int:
+            def dispatch(self, prompts: object, groups_per_step: int | None = None) -> int:
                 """Lose everything."""
                 return 0
 

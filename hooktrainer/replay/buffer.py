@@ -139,8 +139,12 @@ class GroupBuffer(BaseGroupSource):
                     return Batch(groups=groups, evicted=tuple(evicted))
                 if deadline is not None and self._clock.now() >= deadline:
                     raise StarvedError(f"starved for {limit:g} s: {self._waiting_for(size, step, evicted)}")
-                if not replacements and not self._wait(self._seconds_until_due(deadline, reminder)):
-                    reminder = self._remind(reminder, size, step, evicted)
+                if not replacements:
+                    woken = self._wait(self._seconds_until_due(deadline, reminder))
+                    if (now := self._clock.now()) >= reminder:
+                        reminder = now + REMINDER_S
+                        if not woken:
+                            _LOG.warning("still waiting: %s", self._waiting_for(size, step, evicted))
 
     def trainable(self, step: int) -> bool:
         """Return whether a group that exists now could be trained in `step`, dispatched again if necessary."""
@@ -207,14 +211,6 @@ class GroupBuffer(BaseGroupSource):
     def _wait(self, seconds: float) -> bool:
         """Release the lock and wait for a change; return False if there was none in this time."""
         return self._sampleable.wait(seconds)
-
-    def _remind(self, reminder: float, size: int, step: int, evicted: Sequence[int]) -> float:
-        """Log the reason for waiting if the reminder is due; return the time of the next one."""
-        now = self._clock.now()
-        if now < reminder:
-            return reminder
-        _LOG.warning("still waiting: %s", self._waiting_for(size, step, evicted))
-        return now + REMINDER_S
 
     def _seconds_until_due(self, deadline: float | None, reminder: float) -> float:
         """Return the seconds until the next timeout of the sample or of a group, or the next reminder."""

@@ -181,10 +181,10 @@ def test_pace_throws_nothing_away_for_room_that_it_does_not_need() -> None:
 class Lagging(VirtualBuffer):
     """Stamps every group with the version before."""
 
-    def dispatch(self, prompts: Sequence[Prompt]) -> int:
+    def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
         self._version -= 1
         try:
-            return super().dispatch(prompts)
+            return super().dispatch(prompts, groups_per_step)
         finally:
             self._version += 1
 
