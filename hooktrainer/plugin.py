@@ -19,7 +19,7 @@ Method = TypeVar("Method", bound=Callable[..., None])
 
 
 @attrs.frozen
-class HookSpec:
+class HandlerSpec:
     """What `@on` says of a handler; checked at composition, not here."""
 
     event: object
@@ -62,7 +62,7 @@ def on(
     def mark(method: Method) -> Method:
         if hasattr(method, SPEC_ATTRIBUTE):
             raise TypeError(f"{getattr(method, '__name__', method)} is marked twice; write one method for each event")
-        spec = HookSpec(event, priority, tuple(needs), tuple(makes), tuple(adds), tuple(emits), every)
+        spec = HandlerSpec(event, priority, tuple(needs), tuple(makes), tuple(adds), tuple(emits), every)
         setattr(method, SPEC_ATTRIBUTE, spec)
         return method
 

@@ -9,7 +9,7 @@ from hooktrainer._util.random_state import preserved_random_state
 from hooktrainer._util.shutdown import attempt, finish, interruptible
 from hooktrainer.bus.binding import Ports, bind
 from hooktrainer.bus.bus import Bus
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import CheckpointError, StarvedError, SyncError
@@ -35,7 +35,11 @@ class Trainer:
     """Runs the cycle drawn in `hooktrainer.events` over a plugin list and the ports that it works on."""
 
     def __init__(
-        self, plugins: Iterable[Plugin | Entry], ports: Ports, config: TrainerConfig, place: RunPlace | None = None
+        self,
+        plugins: Iterable[Plugin | PlacedPlugin],
+        ports: Ports,
+        config: TrainerConfig,
+        place: RunPlace | None = None,
     ) -> None:
         self.bus = Bus.compose(plugins)
         self.bus.plan.require_sync()
@@ -44,7 +48,7 @@ class Trainer:
         self.ports = ports
         self._config = config
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer, groups_per_step=config.train_batch_size)
-        entries = self.bus.plan.entries
+        entries = self.bus.plan.plugins
         self._state = LiveState(entries, ports, self._dispatcher, place or RunPlace(), config.total_steps)
         bind(entries, ports, self._state)
         self._step = 0
@@ -115,9 +119,9 @@ class Trainer:
         clock, version = self.ports.clock, self.ports.buffer.version
         started = clock.now()
         self.ports.learner.start_step(step)
-        record = Record(step, lambda: {"timing_s/step": Sum(clock.now() - started), **self.bus.times.end_lap()})
+        record = Record(step, lambda: {"timing_s/step": Sum(clock.now() - started), **self.bus.times.end_record()})
         self._step = step
-        self.bus.times.begin_lap()
+        self.bus.times.start_record()
         self.bus.emit(StepStart(step=step, version=version), record)
         sizes, batch = list[int](), Batch()
         while len(sizes) < self._config.parameter_sync_step and self.bus.control.reason is None:

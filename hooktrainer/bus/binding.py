@@ -1,4 +1,4 @@
-"""Ports to plugins: what a run offers is bound to the fields that ask for it, by type or by registered name."""
+"""Binding of ports: the components of a run are assigned to port fields of plugins, by type or registered name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.plugin import UNBOUND, port_fields
 from hooktrainer.ports import (
@@ -24,15 +24,15 @@ from hooktrainer.ports import (
 )
 
 STANDARD_PORTS: Final = (Learner, RolloutEngine, ReplayBuffer, WeightTransport, PromptSource, Clock, RunState)
-"""Types of port that every run offers."""
+"""Port types that every run offers."""
 
-PORTS_OF_A_CONFIG: Final = (*STANDARD_PORTS, KLControl)
-"""Types of port that a run offers that was composed from a configuration."""
+CONFIGURED_PORTS: Final = (*STANDARD_PORTS, KLControl)
+"""Port types that a run built from a configuration offers."""
 
 
 @attrs.frozen(kw_only=True)
 class Ports:
-    """Everything that the loop and its plugins work on."""
+    """The components of a run that the loop and its plugins use."""
 
     learner: Learner
     engine: RolloutEngine
@@ -41,68 +41,75 @@ class Ports:
     prompts: PromptSource
     clock: Clock
     sinks: Mapping[str, Sink] = attrs.field(factory=dict)
-    """By registered name."""
+    """Sinks by registered name."""
     extra: Mapping[type, object] = attrs.field(factory=dict)
-    """Ports of your own, by the type that plugins annotate."""
+    """Further ports, by the type that plugins annotate."""
 
     def by_type(self) -> Mapping[type, object]:
-        """What a typed port can be, but for the state of the run, which the trainer adds."""
+        """Return the components by port type, without `RunState`, which the trainer adds."""
         standard = (self.learner, self.engine, self.buffer, self.transport, self.prompts, self.clock)
         return {**dict(zip(STANDARD_PORTS, standard, strict=False)), **self.extra}
 
 
-def bind(entries: tuple[Entry, ...], ports: Ports, run: RunState | None = None) -> None:
-    """Fill every port that is not filled yet. Raises `ConfigError` with all ports for which there is nothing."""
+def bind(plugins: tuple[PlacedPlugin, ...], ports: Ports, run: RunState | None = None) -> None:
+    """Bind every unbound port. Raises `ConfigError` with all ports that the run does not offer."""
     offered = dict(ports.by_type())
     if run is not None:
         offered[RunState] = run
-    faults = [fault for entry in entries for fault in (*_bind_typed(entry, offered), *_bind_named(entry, ports.sinks))]
+    faults = [
+        fault for placed in plugins for fault in (*_bind_typed(placed, offered), *_bind_named(placed, ports.sinks))
+    ]
     if faults:
         raise ConfigError(faults)
 
 
-def port_faults(entry: Entry, offered: Iterable[type]) -> Iterator[Fault]:
-    """What is wrong with the typed ports of a plugin, as far as their types tell."""
-    yield from (fault for _, fault in _typed(entry, frozenset(offered)) if fault is not None)
+def _bind(plugin: PlacedPlugin, offered: Mapping[type, object], sinks: Mapping[str, object]) -> Iterator[Fault]:
+    yield from _bind_typed(plugin, offered)
+    yield from _bind_named(plugin, sinks)
 
 
-def _bind_typed(entry: Entry, offered: Mapping[type, object]) -> Iterator[Fault]:
-    for (field, wanted), fault in _typed(entry, frozenset(offered)):
+def port_faults(placed: PlacedPlugin, offered: Iterable[type]) -> Iterator[Fault]:
+    """Yield the faults of a plugin's typed ports that are known from types alone."""
+    yield from (fault for _, fault in _typed(placed, frozenset(offered)) if fault is not None)
+
+
+def _bind_typed(placed: PlacedPlugin, offered: Mapping[type, object]) -> Iterator[Fault]:
+    for (field, required), fault in _typed(placed, frozenset(offered)):
         if fault is not None:
             yield fault
-        elif wanted is not None:
-            setattr(entry.plugin, field, offered[wanted])
+        elif required is not None:
+            setattr(placed.plugin, field, offered[required])
 
 
-def _typed(entry: Entry, offered: frozenset[type]) -> Iterator[tuple[tuple[str, type | None], Fault | None]]:
-    """Every unbound port with the type that it wants, or with what is wrong with that."""
-    cls = type(entry.plugin)
-    fields = [field for field in port_fields(cls, named=False) if getattr(entry.plugin, field.name) is UNBOUND]
+def _typed(placed: PlacedPlugin, offered: frozenset[type]) -> Iterator[tuple[tuple[str, type | None], Fault | None]]:
+    """Yield every unbound port with its type, or with a fault."""
+    cls = type(placed.plugin)
+    fields = [field for field in port_fields(cls, named=False) if getattr(placed.plugin, field.name) is UNBOUND]
     try:
         types = typing.get_type_hints(cls) if fields else {}
     except NameError as error:
         text = f"a port of {cls.__name__} has a type that is not imported at run time: {error}"
-        yield ("", None), Fault(entry.address, text)
+        yield ("", None), Fault(placed.address, text)
         return
     for field in fields:
-        wanted = types.get(field.name)
-        if wanted in offered:
-            yield (field.name, wanted), None
+        required = types.get(field.name)
+        if required in offered:
+            yield (field.name, required), None
         else:
-            name = getattr(wanted, "__name__", str(wanted))
+            name = getattr(required, "__name__", str(required))
             known = sorted(kind.__name__ for kind in offered)
-            text = f"port '{field.name}' wants a {name}, which this run does not offer; it has {', '.join(known)}."
-            yield (field.name, None), Fault(entry.address, text + did_you_mean(name, known))
+            text = f"port '{field.name}' requires a {name}, which this run does not offer; it has {', '.join(known)}."
+            yield (field.name, None), Fault(placed.address, text + did_you_mean(name, known))
 
 
-def _bind_named(entry: Entry, offered: Mapping[str, object]) -> Iterator[Fault]:
-    for field in port_fields(type(entry.plugin), named=True):
-        wanted = getattr(entry.plugin, field.name)
-        names = [item for item in wanted if isinstance(item, str)]
+def _bind_named(placed: PlacedPlugin, offered: Mapping[str, object]) -> Iterator[Fault]:
+    for field in port_fields(type(placed.plugin), named=True):
+        required = getattr(placed.plugin, field.name)
+        names = [item for item in required if isinstance(item, str)]
         for name in names:
             if name not in offered:
-                text = f"there is no '{name}' here; known are {', '.join(sorted(offered)) or 'none'}."
-                yield Fault(f"{entry.address}.{field.name}", text + did_you_mean(name, offered))
+                text = f"'{name}' does not exist; known are {', '.join(sorted(offered)) or 'none'}."
+                yield Fault(f"{placed.address}.{field.name}", text + did_you_mean(name, offered))
         if all(name in offered for name in names):
-            bound = tuple(offered[item] if isinstance(item, str) else item for item in wanted)
-            setattr(entry.plugin, field.name, bound)
+            bound = tuple(offered[item] if isinstance(item, str) else item for item in required)
+            setattr(placed.plugin, field.name, bound)

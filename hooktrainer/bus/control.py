@@ -1,54 +1,71 @@
-"""What an event hands to its handlers: `control` and `record`, limited to what the running handler declared."""
+"""The objects behind `event.control` and `event.record`, limited to the declarations of the running handler."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Final, Literal, Protocol, TypeAlias
 
 from hooktrainer.errors import RecordError
-from hooktrainer.events import Event
-from hooktrainer.metrics import Metric
-from hooktrainer.metrics.record import Derive, Record, Row
+from hooktrainer.events import Control, Event, StepRecord
+from hooktrainer.metrics import Derive, Metric, Record, Row
 
-if TYPE_CHECKING:
-    from hooktrainer.bus.bus import Bus
-
-ROW = "metrics.row"
+Declaration: TypeAlias = Literal["needs", "makes", "adds"]
+ROW: Final = "metrics.row"
 
 
-class BusControl:
+class Delivery(Protocol):
+    """The part of the bus that `RunControl` and `CheckedRecord` use."""
+
+    def check_thread(self) -> None:
+        """Raise `BusError` unless this is the thread of the loop."""
+        ...
+
+    def queue(self, event: Event) -> None:
+        """Queue an event that the running handler declared in `emits`. Raises `BusError` for any other event."""
+        ...
+
+    def require(self, verb: str, declaration: Declaration, key: str) -> str:
+        """Return the label of the running handler. Raises `BusError` unless it declared the key."""
+        ...
+
+    def holds(self, record: StepRecord) -> bool:
+        """Return whether this is the record of the event being sent."""
+        ...
+
+
+class RunControl(Control):
     """`event.control`: stop the run, or emit a declared signal."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Delivery) -> None:
         self._bus = bus
         self._reason: str | None = None
 
     @property
     def reason(self) -> str | None:
-        """Why the run is to stop; None while it goes on."""
+        """Reason of the requested stop; None while there is none."""
         return self._reason
 
     def stop(self, reason: str) -> None:
-        """Ask the loop to end after closing the cycle; the first reason wins."""
+        """Stop the run after the current step; the first reason is kept."""
         self._bus.check_thread()
         if self._reason is None:
             self._reason = str(reason)
 
     def emit(self, event: Event) -> None:
-        """Emit a signal that the running handler declared; it is delivered when its band ends."""
+        """Emit a signal that the running handler declared; it is delivered when the handler's band ends."""
         self._bus.queue(event)
 
 
-class BusRecord:
-    """`event.record`: the record of a step."""
+class CheckedRecord(StepRecord):
+    """`event.record`: the record of a step. Every access is checked against the running handler's declarations."""
 
-    def __init__(self, record: Record, bus: Bus) -> None:
+    def __init__(self, record: Record, bus: Delivery) -> None:
         self._record = record
         self._bus = bus
 
     @property
     def step(self) -> int:
-        """The step that it belongs to."""
+        """Step of the record."""
         return self._record.step
 
     @property
@@ -63,21 +80,23 @@ class BusRecord:
 
     @property
     def row(self) -> Row:
-        """The sealed row; wants `needs=["metrics.row"]`."""
+        """The sealed row; requires `needs=["metrics.row"]`."""
         self._require("reads the row", "needs")
         return self._record.row
 
     def add(self, metrics: Mapping[str, Metric]) -> None:
-        """Merge metrics into the open record; wants `adds=["metrics.row"]`."""
+        """Merge metrics into the open record; requires `adds=["metrics.row"]`."""
         self._record.add(metrics, self._require("adds metrics", "adds"))
 
     def seal(self, derive: Derive | None = None) -> Row:
-        """Reduce everything to the final row; wants `makes=["metrics.row"]`."""
+        """Reduce all metrics to the final row; requires `makes=["metrics.row"]`."""
         self._require("seals the row", "makes")
         return self._record.seal(derive)
 
-    def _require(self, verb: str, what: Literal["needs", "makes", "adds"]) -> str:
-        label = self._bus.require(verb, what, ROW)
+    def _require(self, verb: str, declaration: Declaration) -> str:
+        label = self._bus.require(verb, declaration, ROW)
         if not self._bus.holds(self):
-            raise RecordError(f"{label} kept the record of step {self.step} for later; use that of the event at hand")
+            raise RecordError(
+                f"{label} used the record of step {self.step} after its event; use the record of the current event"
+            )
         return label

@@ -1,4 +1,4 @@
-"""From a plugin's marked methods to slots of the plan: every declaration is checked here, on its own."""
+"""Handlers of the plan, read from the marked methods of plugins. Each declaration is checked on its own here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import attrs
 
 from hooktrainer.errors import Fault, did_you_mean
 from hooktrainer.events import EVENTS, Event, StepEvent, WeightsSynced, snake_case
-from hooktrainer.plugin import SPEC_ATTRIBUTE, HookSpec, Plugin, Priority
+from hooktrainer.plugin import SPEC_ATTRIBUTE, HandlerSpec, Plugin, Priority
 
 
 @attrs.frozen(eq=False)
-class Entry:
-    """A plugin as it stands in the list: the object, its instance name, where it came from, what YAML overrides."""
+class PlacedPlugin:
+    """A plugin at its place in the plugin list, with its instance name, YAML address and YAML priorities."""
 
     plugin: Plugin
     name: str
@@ -25,18 +25,18 @@ class Entry:
     """Priorities by signal, or by method where the plugin has two handlers on one signal."""
 
     @classmethod
-    def of(cls, plugin: Plugin | Entry, place: int) -> Entry:
-        """An entry for a bare plugin, named after its class."""
-        if isinstance(plugin, Entry):
+    def of(cls, plugin: Plugin | PlacedPlugin, place: int) -> PlacedPlugin:
+        """Return the plugin with its place; a bare plugin is named after its class."""
+        if isinstance(plugin, PlacedPlugin):
             return plugin
         return cls(plugin, snake_case(type(plugin).__name__), f"plugins[{place}]")
 
 
 @attrs.frozen(eq=False)
-class Slot:
-    """One handler in its place."""
+class Handler:
+    """A handler at its place in the plan."""
 
-    entry: Entry
+    owner: PlacedPlugin
     method: str
     event: type[Event]
     number: int
@@ -48,43 +48,43 @@ class Slot:
 
     @property
     def band(self) -> Priority:
-        """The band it runs in."""
+        """Band that the handler runs in."""
         return Priority.band(self.number)
 
     @property
     def label(self) -> str:
-        """`weight_sync.sync`."""
-        return f"{self.entry.name}.{self.method}"
+        """Name of the handler in plans and errors, such as `weight_sync.sync`."""
+        return f"{self.owner.name}.{self.method}"
 
     def __str__(self) -> str:
         return f"{self.label} ({self.event.signal}, {self.band.name} {self.number})"
 
 
 @attrs.define
-class Handlers:
-    """The handlers of one plugin in the order they are written, and all that is wrong with them."""
+class PluginHandlers:
+    """The handlers of one plugin in the order of its class, and the faults found in them."""
 
-    slots: list[Slot] = attrs.field(factory=list)
+    handlers: list[Handler] = attrs.field(factory=list)
     faults: list[Fault] = attrs.field(factory=list)
     unmade: set[str] = attrs.field(factory=set)
-    """What the faulty handlers would make; that it is missing is no fault of those who need it."""
+    """Data that faulty handlers would make; handlers that need it are not reported too."""
 
 
-def handlers_of(entry: Entry) -> Handlers:
+def handlers_of(owner: PlacedPlugin) -> PluginHandlers:
     """Read and check every marked method of a plugin."""
-    found = Handlers()
-    if _forgot_attrs(type(entry.plugin)):
-        text = f"{type(entry.plugin).__name__} has fields but no @attrs.define(kw_only=True) above it"
-        found.faults.append(Fault(entry.address, text))
-    for method, spec in _marked(entry, found.faults):
-        problems = list(_problems(entry.plugin, method, spec))
-        text = f"{type(entry.plugin).__name__}.{method}"
-        found.faults += [Fault(entry.address, f"{text} {problem}") for problem in problems]
+    found = PluginHandlers()
+    if _forgot_attrs(type(owner.plugin)):
+        text = f"{type(owner.plugin).__name__} has fields but no @attrs.define(kw_only=True) above the class"
+        found.faults.append(Fault(owner.address, text))
+    for method, spec in _marked(owner, found.faults):
+        problems = list(_problems(owner.plugin, method, spec))
+        text = f"{type(owner.plugin).__name__}.{method}"
+        found.faults += [Fault(owner.address, f"{text} {problem}") for problem in problems]
         if problems:
             found.unmade |= set(spec.makes)
         else:
-            found.slots.append(_slot(entry, method, spec))
-    found.slots = _with_overrides(entry, found.slots, found.faults)
+            found.handlers.append(_handler(owner, method, spec))
+    found.handlers = _with_overrides(owner, found.handlers, found.faults)
     return found
 
 
@@ -95,31 +95,31 @@ def _forgot_attrs(cls: type[Plugin]) -> bool:
     )
 
 
-def _marked(entry: Entry, faults: list[Fault]) -> Iterator[tuple[str, HookSpec]]:
-    cls = type(entry.plugin)
+def _marked(owner: PlacedPlugin, faults: list[Fault]) -> Iterator[tuple[str, HandlerSpec]]:
+    cls = type(owner.plugin)
     names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
     for name in names:
         found = inspect.getattr_static(cls, name)
         spec = getattr(found, SPEC_ATTRIBUTE, None)
-        if isinstance(spec, HookSpec):
+        if isinstance(spec, HandlerSpec):
             yield name, spec
         elif any(hasattr(vars(base).get(name), SPEC_ATTRIBUTE) for base in cls.__mro__):
-            text = f"{cls.__name__}.{name} overrides a handler but carries no @on(...), so it would never be called"
-            faults.append(Fault(entry.address, text + ". Mark it again, or rename it."))
+            text = f"{cls.__name__}.{name} overrides a handler but has no @on(...), so it would never be called"
+            faults.append(Fault(owner.address, text + ". Mark it again, or rename it."))
         elif name.startswith("on_") and callable(getattr(found, "__func__", found)):
             signals = [event.signal for event in EVENTS]
             hint = did_you_mean(name.removeprefix("on_"), signals)
-            text = f"{cls.__name__}.{name} looks like a handler but carries no @on(...)."
-            faults.append(Fault(entry.address, f"{text} Mark it with the event that it handles, or rename it.{hint}"))
+            text = f"{cls.__name__}.{name} looks like a handler but has no @on(...)."
+            faults.append(Fault(owner.address, f"{text} Mark it with its event, or rename it.{hint}"))
 
 
-def _problems(plugin: Plugin, method: str, spec: HookSpec) -> Iterator[str]:
+def _problems(plugin: Plugin, method: str, spec: HandlerSpec) -> Iterator[str]:
     if not (isinstance(spec.event, type) and issubclass(spec.event, Event)) or spec.event is Event:
         known = {event.signal: event.__name__ for event in EVENTS}
         found = spec.event.__name__ if isinstance(spec.event, type) else repr(spec.event)
         word = str(spec.event) if isinstance(spec.event, str) else found
         hint = did_you_mean(word, known.values()) or did_you_mean(word, known)
-        yield f"is marked for {found}, which is no event. Events are classes: {', '.join(known.values())}.{hint}"
+        yield f"is marked for {found}, which is not an event. Events are classes: {', '.join(known.values())}.{hint}"
         return
     yield from _signature_problems(plugin, method, spec.event)
     if problem := _number_problem(spec.priority):
@@ -128,9 +128,9 @@ def _problems(plugin: Plugin, method: str, spec: HookSpec) -> Iterator[str]:
         yield from _every_problems(plugin, spec, spec.event)
     for emitted in spec.emits:
         if not (isinstance(emitted, type) and issubclass(emitted, Event)):
-            yield f"declares to emit {emitted!r}, which is no event class"
+            yield f"declares to emit {emitted!r}, which is not an event class"
         elif emitted in EVENTS and emitted is not WeightsSynced:
-            yield f"declares to emit {emitted.signal}, which the loop sends; only weights_synced may be a plugin's"
+            yield f"declares to emit {emitted.signal}, which the loop sends; plugins may emit only weights_synced"
 
 
 def _signature_problems(plugin: Plugin, method: str, event: type[Event]) -> Iterator[str]:
@@ -139,14 +139,14 @@ def _signature_problems(plugin: Plugin, method: str, event: type[Event]) -> Iter
         yield f"must be a plain method, found a {type(function).__name__}"
         return
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        yield "is async or a generator, so its body would not run when it is called"
+        yield "is async or a generator, so a call would not run its body"
     taken = list(inspect.signature(function).parameters.values())[1:]
     if len(taken) != 1 or taken[0].kind not in (taken[0].POSITIONAL_ONLY, taken[0].POSITIONAL_OR_KEYWORD):
         yield f"takes ({', '.join(map(str, taken))}) but a handler takes one argument, the event"
         return
     try:
         hint = typing.get_type_hints(function).get(taken[0].name, event)
-    except (NameError, TypeError, AttributeError):  # imported for the type checker alone
+    except (NameError, TypeError, AttributeError):  # a name that is imported for type checking only
         return
     if isinstance(hint, type) and issubclass(hint, Event) and not issubclass(event, hint):
         yield f"is marked for {event.__name__} but its argument is annotated as {hint.__name__}"
@@ -162,7 +162,7 @@ def _number_problem(number: object) -> str | None:
     return None
 
 
-def _every_problems(plugin: Plugin, spec: HookSpec, event: type[Event]) -> Iterator[str]:
+def _every_problems(plugin: Plugin, spec: HandlerSpec, event: type[Event]) -> Iterator[str]:
     if not issubclass(event, StepEvent):
         yield f"has every= on {event.signal}, which belongs to no step"
         return
@@ -175,13 +175,13 @@ def _every_problems(plugin: Plugin, spec: HookSpec, event: type[Event]) -> Itera
         yield f"runs every {number!r} steps; expected an integer of at least 1"
 
 
-def _every(plugin: Plugin, spec: HookSpec) -> object:
+def _every(plugin: Plugin, spec: HandlerSpec) -> object:
     return getattr(plugin, spec.every) if isinstance(spec.every, str) else spec.every
 
 
-def _slot(entry: Entry, method: str, spec: HookSpec) -> Slot:
-    return Slot(
-        entry=entry,
+def _handler(owner: PlacedPlugin, method: str, spec: HandlerSpec) -> Handler:
+    return Handler(
+        owner=owner,
         method=method,
         event=typing.cast("type[Event]", spec.event),
         number=int(typing.cast("int", spec.priority)),
@@ -189,25 +189,25 @@ def _slot(entry: Entry, method: str, spec: HookSpec) -> Slot:
         makes=spec.makes,
         adds=spec.adds,
         emits=typing.cast("tuple[type[Event], ...]", spec.emits),
-        every=typing.cast("int | None", _every(entry.plugin, spec)),
+        every=typing.cast("int | None", _every(owner.plugin, spec)),
     )
 
 
-def _with_overrides(entry: Entry, slots: list[Slot], faults: list[Fault]) -> list[Slot]:
+def _with_overrides(owner: PlacedPlugin, handlers: list[Handler], faults: list[Fault]) -> list[Handler]:
     numbers: dict[str, int] = {}
-    for key, number in entry.priority.items():
-        address = f"{entry.address}.priority.{key}"
-        on_signal = [slot.method for slot in slots if slot.event.signal == key]
-        methods = [slot.method for slot in slots if slot.method == key] or on_signal
+    for key, number in owner.priority.items():
+        address = f"{owner.address}.priority.{key}"
+        on_signal = [handler.method for handler in handlers if handler.event.signal == key]
+        methods = [handler.method for handler in handlers if handler.method == key] or on_signal
         if len(methods) > 1:
-            text = f"'{entry.name}' has several handlers on {key}; name the method instead: {', '.join(methods)}"
+            text = f"'{owner.name}' has several handlers on {key}; name the method instead: {', '.join(methods)}"
             faults.append(Fault(address, text))
         elif not methods:
-            known = {slot.event.signal for slot in slots} | {slot.method for slot in slots}
-            text = f"'{entry.name}' handles no signal '{key}'. It handles {', '.join(sorted(known)) or 'none'}."
+            known = {handler.event.signal for handler in handlers} | {handler.method for handler in handlers}
+            text = f"'{owner.name}' handles no signal '{key}'. It handles {', '.join(sorted(known)) or 'none'}."
             faults.append(Fault(address, text + did_you_mean(key, known)))
         elif problem := _number_problem(number):
             faults.append(Fault(address, f"the priority is {problem}"))
         else:
             numbers[methods[0]] = typing.cast("int", number)
-    return [attrs.evolve(slot, number=numbers.get(slot.method, slot.number)) for slot in slots]
+    return [attrs.evolve(handler, number=numbers.get(handler.method, handler.number)) for handler in handlers]

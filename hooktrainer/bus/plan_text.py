@@ -1,24 +1,24 @@
-"""The plan as text: what `hooktrainer plan` prints and `plan.txt` keeps."""
+"""The plan as text, as `hooktrainer plan` prints it and `plan.txt` stores it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hooktrainer.bus.handlers import Slot
+from hooktrainer.bus.handlers import Handler
 from hooktrainer.bus.plan import MADE_BY_THE_CORE, PASSES, Plan
-from hooktrainer.events import Event, snake_case
+from hooktrainer.events import Event
 
 
 def describe(plan: Plan) -> str:
-    """Every signal with its handlers in running order, nested signals where they are delivered."""
+    """Return every signal with its handlers in running order, nested signals where they are delivered."""
     lines: list[str] = []
-    nested = {event for slots in plan.slots.values() for slot in slots for event in slot.emits}
-    for event in plan.slots:
+    nested = {event for handlers in plan.handlers.values() for handler in handlers for event in handler.emits}
+    for event in plan.handlers:
         if event not in nested:
             lines += _signal_lines(plan, event, 0)
     lines += [
         line
-        for event in plan.slots
+        for event in plan.handlers
         if event in nested and _alone(plan, event)
         for line in _signal_lines(plan, event, 0)
     ]
@@ -26,9 +26,9 @@ def describe(plan: Plan) -> str:
 
 
 def _alone(plan: Plan, event: type[Event]) -> bool:
-    """Whether a nested signal is reached from none of the signals of the loop."""
+    """Return whether a nested signal is reached from none of the signals of the loop."""
     return not any(
-        visit.slot.event is event or event in visit.slot.emits
+        visit.handler.event is event or event in visit.handler.emits
         for signals in PASSES.values()
         for start in signals
         for visit in plan.walk(start)
@@ -39,21 +39,22 @@ def _signal_lines(plan: Plan, event: type[Event], depth: int) -> Iterator[str]:
     indent = "    " * depth
     made = f"   (the core makes {MADE_BY_THE_CORE[event]})" if event in MADE_BY_THE_CORE else ""
     yield f"{indent}{event.signal}{made}"
-    if not plan.slots.get(event):
+    if not plan.handlers.get(event):
         yield f"{indent}  (no handler)"
-    for _, slots in plan.bands(event):
-        for slot in slots:
-            yield f"{indent}  {slot.number:>3} {slot.band.name:<8} {slot.label:<34} {_declared(slot)}".rstrip()
-        for emitted in dict.fromkeys(event for slot in slots for event in slot.emits):
+    for _, handlers in plan.bands(event):
+        for handler in handlers:
+            place = f"{handler.number:>3} {handler.band.name:<8} {handler.label:<34}"
+            yield f"{indent}  {place} {_declared(handler)}".rstrip()
+        for emitted in dict.fromkeys(event for handler in handlers for event in handler.emits):
             yield from _signal_lines(plan, emitted, depth + 1)
 
 
-def _declared(slot: Slot) -> str:
+def _declared(handler: Handler) -> str:
     parts = {
-        "needs": slot.needs,
-        "adds": slot.adds,
-        "makes": slot.makes,
-        "emits": tuple(snake_case(event.__name__) for event in slot.emits),
-        "every": (str(slot.every),) if slot.every else (),
+        "needs": handler.needs,
+        "adds": handler.adds,
+        "makes": handler.makes,
+        "emits": tuple(event.signal for event in handler.emits),
+        "every": (str(handler.every),) if handler.every else (),
     }
     return " · ".join(f"{verb} {', '.join(names)}" for verb, names in parts.items() if names)

@@ -12,7 +12,7 @@ import attrs
 
 from hooktrainer._util.random_state import get_random_state, set_random_state
 from hooktrainer.bus.binding import Ports
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.errors import CheckpointError, ConfigError, did_you_mean
 from hooktrainer.ports import Snapshot
@@ -37,7 +37,12 @@ class LiveState:
     """The port `RunState`: every part of a run by name."""
 
     def __init__(
-        self, entries: Sequence[Entry], ports: Ports, dispatcher: Dispatcher, place: RunPlace, total_steps: int | None
+        self,
+        plugins: Sequence[PlacedPlugin],
+        ports: Ports,
+        dispatcher: Dispatcher,
+        place: RunPlace,
+        total_steps: int | None,
     ) -> None:
         self.directory: Final = place.directory
         self.resume: Final = place.resume
@@ -48,7 +53,7 @@ class LiveState:
         self.had_ended = False
         """Whether nothing was left to dispatch when it was captured, in a run of this many steps."""
         self._learner: Snapshot | None = None
-        self._plugins = {entry.name: entry.plugin for entry in entries}
+        self._plugins = {placed.name: placed.plugin for placed in plugins}
         self._ports = ports
         self._dispatcher = dispatcher
         self._total_steps = total_steps

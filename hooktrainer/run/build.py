@@ -43,7 +43,7 @@ def build_trainer(config: Config) -> Trainer:
     parts.plan.require_sync()
     place = RunPlace(directory=config.run.dir / config.run.name, resume=config.run.resume)
     _check_resume(place)
-    trainer = Trainer(parts.plan.entries, _ports(config, parts), config.trainer, place)
+    trainer = Trainer(parts.plan.plugins, _ports(config, parts), config.trainer, place)
     files = {"config.yaml": dump(config), "plan.txt": describe(trainer.bus.plan)}
     try:
         directory = RunDirectory(config.run.dir / config.run.name, files, place.resume)
@@ -119,7 +119,7 @@ def _sinks(config: Config, parts: Parts) -> Iterator[tuple[str, Sink]]:
     directory = config.run.dir / config.run.name
     names = {
         name
-        for entry in parts.plan.entries
+        for entry in parts.plan.plugins
         for field in port_fields(type(entry.plugin), named=True)
         for name in getattr(entry.plugin, field.name)
     }

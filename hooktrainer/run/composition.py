@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import attrs
 
-from hooktrainer.bus.binding import PORTS_OF_A_CONFIG, port_faults
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.binding import CONFIGURED_PORTS, port_faults
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import RESTORED, Plan
 from hooktrainer.config.conversion import convert, read_fields, salvaged
 from hooktrainer.config.entries import Named, PluginEntry, Use
@@ -58,7 +58,7 @@ def assemble(named: Named, config: Config | Unread, faults: Faults) -> Parts:
     enabled = [entry for entry in named.plugins if entry.enabled]
     built = [_entry(entry, config, attrs.evolve(faults, address=entry.address)) for entry in enabled]
     entries = [entry for entry in built if entry is not None]
-    faults.found.extend(fault for entry in entries for fault in port_faults(entry, PORTS_OF_A_CONFIG))
+    faults.found.extend(fault for entry in entries for fault in port_faults(entry, CONFIGURED_PORTS))
     plan = Plan()
     try:
         plan = Plan.build(entries, complete=named.complete and len(entries) == len(built))
@@ -92,7 +92,7 @@ def _check_end(config: Config | Unread, task: Any, faults: Faults) -> None:
 
 def _check_resume(config: Config | Unread, plan: Plan, faults: Faults) -> None:
     with suppress(AttributeError):  # it could not be read
-        restores = any(RESTORED in slot.makes for slot in plan.slots[FitStart])
+        restores = any(RESTORED in handler.makes for handler in plan.handlers[FitStart])
         if config.run.resume != "off" and not restores:
             text = f"{shown(str(config.run.resume))}, but no plugin restores anything. Add checkpoint to the plugins."
             faults.at("run.resume").add(text)
@@ -112,7 +112,7 @@ def _check_answers(config: Config | Unread, rollout: Any, faults: Faults) -> Non
             faults.at("algorithm.overlong_buffer").add(text)
 
 
-def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Entry | None:
+def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> PlacedPlugin | None:
     """A plugin in its place, with defaults for options that are at fault; None if it cannot be built at all."""
     try:
         cls: type[Plugin] = registry.resolve("plugins", entry.use)
@@ -133,7 +133,7 @@ def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Entry
         return None
     if plugin is found and isinstance(config, Config):
         _check(plugin, config, faults)
-    return Entry(plugin, entry.name, entry.address, entry.priority)
+    return PlacedPlugin(plugin, entry.name, entry.address, entry.priority)
 
 
 def _check(plugin: Plugin, config: Config, faults: Faults) -> None:

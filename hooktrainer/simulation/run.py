@@ -8,7 +8,7 @@ from functools import partial
 import attrs
 
 from hooktrainer.bus.binding import Ports
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.config import TrainerConfig
 from hooktrainer.plugin import Plugin
 from hooktrainer.ports import Group, PromptSource
@@ -32,7 +32,7 @@ class Simulation:
     """Runs once; what it was made of can be looked at afterwards."""
 
     config: TrainerConfig
-    plugins: Sequence[Plugin | Entry] = ()
+    plugins: Sequence[Plugin | PlacedPlugin] = ()
     """The one that sets the staleness strategy, or none; syncing comes by itself."""
     schedule: Schedule = attrs.field(factory=Schedule)
     """How long everything takes."""

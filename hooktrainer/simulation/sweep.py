@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import attrs
 
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError, RunError
@@ -71,9 +71,9 @@ def groups_per_worker(rollout: Any) -> int:
     return max(1, int(rollout.slots) // int(rollout.n))
 
 
-def policy_entries(plan: Plan) -> tuple[Entry, ...]:
+def policy_entries(plan: Plan) -> tuple[PlacedPlugin, ...]:
     """The plugins that set the staleness strategy."""
-    return tuple(dict.fromkeys(slot.entry for slot in plan.slots[FitStart] if POLICY in slot.makes))
+    return tuple(dict.fromkeys(handler.owner for handler in plan.handlers[FitStart] if POLICY in handler.makes))
 
 
 def _threshold(plan: Plan) -> tuple[str | None, int | None]:

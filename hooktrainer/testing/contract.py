@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from hooktrainer.bus.binding import Ports
-from hooktrainer.bus.handlers import Entry, handlers_of
+from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.config import TrainerConfig
@@ -62,11 +62,13 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
 
 def _needed(plugin: Plugin) -> dict[Any, Any]:
     """A stand-in for everything that the plugin reads and does not make itself."""
-    slots = handlers_of(Entry.of(plugin, 0)).slots
-    made = {key for slot in slots for key in slot.makes}
-    needed = dict.fromkeys(need.removesuffix("?") for slot in slots for need in slot.needs)
+    handlers = handlers_of(PlacedPlugin.of(plugin, 0)).handlers
+    made = {key for handler in handlers for key in handler.makes}
+    needed = dict.fromkeys(need.removesuffix("?") for handler in handlers for need in handler.needs)
     known = {*STANDARD, "iteration.metrics"}
-    heard = {slot.event for slot in slots if slot.event not in EVENTS} - {kind for slot in slots for kind in slot.emits}
+    heard = {handler.event for handler in handlers if handler.event not in EVENTS} - {
+        kind for handler in handlers for kind in handler.emits
+    }
     data = {key: None if key in known else (FitStart, Priority.PREPARE) for key in needed if key not in made}
     return {**data, **dict.fromkeys(heard)}
 
@@ -148,7 +150,7 @@ def _run(
     named = {"task": "sort_digits", "model": "decoder", "rollout": "inline"}  # never built: the ports are fakes
     entries = build_parts(
         config_from_mapping({**named, "trainer": attrs.asdict(config), "plugins": [*plugins]})
-    ).plan.entries
+    ).plan.plugins
     sinks = {name: FakeSink() for entry in entries for name in _named(entry)}
     with tempfile.TemporaryDirectory() as directory:
         place = RunPlace(directory=Path(directory))
@@ -163,7 +165,7 @@ def _run(
     return tied, [{"step": step, **row} for name in sorted(sinks) for step, row in sinks[name].rows]
 
 
-def _named(entry: Entry) -> Iterator[str]:
+def _named(entry: PlacedPlugin) -> Iterator[str]:
     for field in port_fields(type(entry.plugin), named=True):
         yield from (name for name in getattr(entry.plugin, field.name) if isinstance(name, str))
 

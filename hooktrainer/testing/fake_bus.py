@@ -9,7 +9,7 @@ import attrs
 
 from hooktrainer.bus.bus import Bus
 from hooktrainer.bus.control import ROW
-from hooktrainer.bus.handlers import Entry, handlers_of
+from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.bus.plan import MADE_BY_THE_CORE, Plan
 from hooktrainer.errors import ConfigError, PlanError, SyncError, did_you_mean
 from hooktrainer.events import EVENTS, Control, Event, FitEnd, FitStart, StepEnd, StepEvent, WeightsSynced
@@ -39,13 +39,13 @@ class FakeBus:
     """
 
     def __init__(
-        self, *plugins: Plugin | Entry, provides: Iterable[str | type[Event]] | Mapping[str, Place | None] = ()
+        self, *plugins: Plugin | PlacedPlugin, provides: Iterable[str | type[Event]] | Mapping[str, Place | None] = ()
     ) -> None:
         _refuse_misuse(plugins, provides)
         self._given: Mapping[str, Value] | None = None
         self.record = Record(0)
         """The record of the step fired last."""
-        entries = [Entry.of(plugin, place) for place, plugin in enumerate(plugins)]
+        entries = [PlacedPlugin.of(plugin, place) for place, plugin in enumerate(plugins)]
         self.bus = _RecordingBus(_planned([*self._stand_ins(entries, provides), *entries]))
         self.bus.guard(WeightsSynced, _check_version)
 
@@ -62,7 +62,7 @@ class FakeBus:
     @property
     def emitted(self) -> tuple[Event, ...]:
         """What handlers emitted during the last `fire`, in order."""
-        return tuple(self.bus.posted)
+        return tuple(self.bus.queued)
 
     @property
     def row(self) -> Row:
@@ -85,7 +85,7 @@ class FakeBus:
         defaults = {name: value for name, value in self._defaults(event, fields).items() if name in known}
         filled = event(**defaults, **fields)
         self._given = row
-        self.bus.posted.clear()
+        self.bus.queued.clear()
         try:
             self.bus.emit(filled, self._record_for(filled))
         except KeyError as error:
@@ -119,11 +119,11 @@ class FakeBus:
         return None
 
     def _stand_ins(
-        self, entries: list[Entry], provides: Iterable[str | type[Event]] | Mapping[str, Place | None]
-    ) -> list[Entry]:
+        self, entries: list[PlacedPlugin], provides: Iterable[str | type[Event]] | Mapping[str, Place | None]
+    ) -> list[PlacedPlugin]:
         named: dict[Any, Place | None] = dict(provides) if isinstance(provides, Mapping) else dict.fromkeys(provides)
         sent: list[type[Event]] = [key for key in named if isinstance(key, type)]
-        if not any(WeightsSynced in slot.emits for entry in entries for slot in handlers_of(entry).slots):
+        if not any(WeightsSynced in handler.emits for entry in entries for handler in handlers_of(entry).handlers):
             sent.append(WeightsSynced)
         places = {
             key: STANDARD.get(key, ()) if place is None else (place,) for key, place in named.items() if key not in sent
@@ -155,7 +155,7 @@ def _refuse_misuse(plugins: Iterable[object], provides: object) -> None:
         if isinstance(plugin, type):
             name = plugin.__name__
             raise TypeError(f"FakeBus takes plugins, not their classes: FakeBus({name}(...)), found {name}")
-        if not isinstance(plugin, (Plugin, Entry)):
+        if not isinstance(plugin, (Plugin, PlacedPlugin)):
             raise TypeError(f"FakeBus takes plugins, found {plugin!r}, which is no hooktrainer.Plugin")
     if isinstance(provides, (str, type)):
         shown = provides.__name__ if isinstance(provides, type) else repr(provides)
@@ -169,11 +169,11 @@ def _refuse_no_class(event: object) -> None:
         raise TypeError(f"fire takes an event class and its fields, as in fire({name}, ...); found {event!r}")
 
 
-def _planned(entries: list[Entry]) -> Plan:
+def _planned(entries: list[PlacedPlugin]) -> Plan:
     try:
         return Plan.build(entries)
     except PlanError as error:
-        lacking = [key for key in STANDARD if f"needs '{key}', which nobody makes" in str(error)]
+        lacking = [key for key in STANDARD if f"needs '{key}', which no handler makes" in str(error)]
         if lacking:
             named = ", ".join(f'"{key}"' for key in lacking)
             error.add_note(f"in a test, something can stand in for the plugin that makes it: provides=[{named}]")
@@ -190,11 +190,11 @@ class _RecordingBus(Bus):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self.posted: list[Event] = []
+        self.queued: list[Event] = []
 
     def queue(self, event: Event) -> None:
         super().queue(event)
-        self.posted.append(event)
+        self.queued.append(event)
 
 
 def _check_version(event: WeightsSynced) -> None:
@@ -214,7 +214,7 @@ def _nothing(_: Event) -> None:
 
 def _stand_in(
     key: str, places: Iterable[tuple[type[Event], int, Callable[[Any], None]]], emits: Iterable[type[Event]] = ()
-) -> Entry:
+) -> PlacedPlugin:
     """A plugin that stands where the maker of `key` would."""
     makes = [] if emits else [key]
     handlers = {
@@ -222,7 +222,7 @@ def _stand_in(
         for event, priority, action in places
     }
     plugin = attrs.define(type("StandIn", (Plugin,), handlers))()
-    return Entry(plugin, f"<stand-in for {key}>", f"provides[{key}]")
+    return PlacedPlugin(plugin, f"<stand-in for {key}>", f"provides[{key}]")
 
 
 def _method(action: Callable[[Any], None]) -> Callable[[Any, Any], None]:

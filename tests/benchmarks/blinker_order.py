@@ -16,7 +16,7 @@ import sys
 import attrs, blinker
 from hooktrainer import Bus, Plugin, on
 from hooktrainer.events import StepEnd
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 called = []
 @attrs.define
 class Named(Plugin):
@@ -32,7 +32,7 @@ if sys.argv[1] == "blinker":
         signal.connect(plugin.handle)
     signal.send(event)
 else:
-    Bus.compose([Entry(plugin, plugin.name) for plugin in plugins]).emit(event)
+    Bus.compose([PlacedPlugin(plugin, plugin.name) for plugin in plugins]).emit(event)
 print(" ".join(called))
 """
 

@@ -13,7 +13,7 @@ import attrs
 import blinker
 
 from hooktrainer import Bus, Plugin, on
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.events import StepEnd
 
 HANDLERS, SENDS, ROUNDS = 10, 5_000, 15
@@ -31,7 +31,7 @@ class Idle(Plugin):
 def main() -> None:
     """Interleave the three, and print medians and ratios of a round."""
     plugins = [Idle() for _ in range(HANDLERS)]
-    bus = Bus.compose([Entry(plugin, f"idle_{place}") for place, plugin in enumerate(plugins)])
+    bus = Bus.compose([PlacedPlugin(plugin, f"idle_{place}") for place, plugin in enumerate(plugins)])
     stock = blinker.Signal()
     for plugin in plugins:
         stock.connect(plugin.handle)

@@ -9,7 +9,7 @@ import pytest
 
 from hooktrainer import Plugin
 from hooktrainer.bus.binding import bind
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import port
 from hooktrainer.ports import RolloutEngine, Sink
@@ -27,8 +27,8 @@ class Uses(Plugin):
     sinks: Sequence[Sink] = port(named=True, default=("memory",))
 
 
-def entry(plugin: Plugin) -> Entry:
-    return Entry(plugin, "uses", "plugins[3]")
+def entry(plugin: Plugin) -> PlacedPlugin:
+    return PlacedPlugin(plugin, "uses", "plugins[3]")
 
 
 def test_ports_are_bound_by_type_and_sinks_by_name() -> None:
@@ -55,7 +55,7 @@ def test_everything_that_is_not_there_is_said_at_once() -> None:
 
     text = str(caught.value)
     assert (
-        "plugins[3]: port 'judge' wants a Judge, which this run does not offer; it has Clock, KLControl, Learner"
+        "plugins[3]: port 'judge' requires a Judge, which this run does not offer; it has Clock, KLControl, Learner"
         in text
     )
-    assert "plugins[3].sinks: there is no 'memroy' here; known are memory. Did you mean 'memory'?" in text
+    assert "plugins[3].sinks: 'memroy' does not exist; known are memory. Did you mean 'memory'?" in text

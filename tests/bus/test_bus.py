@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from hooktrainer import Bus, Plugin, Priority, on
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.errors import BusError, MetricError, PlanError, RecordError
 from hooktrainer.events import Control, Event, FitEnd, FitStart, IterationEnd, StepEnd, StepStart, WeightsSynced
 from hooktrainer.metrics import Mean, Sum
@@ -61,7 +61,7 @@ class TestReferences:
             handle = on(StepEnd)(lambda self, event: self.act("lambda"))  # noqa: E731, RUF100
 
         partial = functools.partial(log.append)
-        bus = Bus.compose([*(Entry(Calls(log, str(i)), f"p{i}") for i in range(3)), Marked(partial)])
+        bus = Bus.compose([*(PlacedPlugin(Calls(log, str(i)), f"p{i}") for i in range(3)), Marked(partial)])
         gc.collect()
 
         bus.emit(step_end())
@@ -103,7 +103,9 @@ class TestReferences:
 class TestSignal:
     def test_introspection_follows_the_plan(self) -> None:
         log: list[str] = []
-        listed = [Entry(Calls(log, name), name, priority={"handle": at}) for name, at in (("b", 300), ("a", 200))]
+        listed = [
+            PlacedPlugin(Calls(log, name), name, priority={"handle": at}) for name, at in (("b", 300), ("a", 200))
+        ]
         bus = Bus.compose(listed)
 
         assert [call.__self__.name for call in bus.signal("step_end").receivers_for(None)] == ["a", "b"]
@@ -134,7 +136,7 @@ class TestSignal:
         class Strange(Event):
             pass
 
-        with pytest.raises(BusError, match="Strange is no signal of this plan"):
+        with pytest.raises(BusError, match="Strange is not a signal of this plan"):
             Bus.compose([]).emit(Strange())
 
 
@@ -143,7 +145,11 @@ class TestFailures:
         log: list[str] = []
         error = ValueError("boom")
         bus = Bus.compose(
-            [Calls(log, "a"), Entry(Calls(log, "b", raising(error)), "b", "plugins[1]"), Entry(Calls(log, "c"), "c")]
+            [
+                Calls(log, "a"),
+                PlacedPlugin(Calls(log, "b", raising(error)), "b", "plugins[1]"),
+                PlacedPlugin(Calls(log, "c"), "c"),
+            ]
         )
 
         with pytest.raises(ValueError, match="boom") as caught:
@@ -157,7 +163,7 @@ class TestFailures:
         log: list[str] = []
         errors = [ValueError("first"), KeyboardInterrupt()]
         plugins = [Calls(log, "a", raising(errors[0])), Calls(log, "b", raising(errors[1])), Calls(log, "c")]
-        bus = Bus.compose([Entry(plugin, plugin.name) for plugin in plugins])
+        bus = Bus.compose([PlacedPlugin(plugin, plugin.name) for plugin in plugins])
 
         with pytest.raises(ValueError, match="first"):
             bus.emit(FitEnd(status="failed"))
@@ -370,7 +376,7 @@ class TestControl:
         buses: list[Bus] = []
         buses.append(Bus.compose([Calls([], act=lambda event: buses[0].emit(FitStart()))]))
 
-        with pytest.raises(BusError, match=r"use event.control.emit"):
+        with pytest.raises(BusError, match=r"uses event.control.emit"):
             buses[0].emit(step_end())
 
 
@@ -497,7 +503,7 @@ class TestRecord:
 
         bus = Bus.compose([Recording(act)])
         bus.emit(IterationEnd(step=1, version=0, iteration=0), Record(1))
-        with pytest.raises(RecordError, match="recording.adds kept the record of step 1"):
+        with pytest.raises(RecordError, match="recording.adds used the record of step 1 after its event"):
             bus.emit(IterationEnd(step=2, version=1, iteration=0), Record(2))
 
     def test_another_thread_may_not_touch_it(self) -> None:
@@ -595,12 +601,12 @@ class TestEvery:
 class TestTimes:
     def test_every_handler_is_counted_and_late_time_is_in_no_row(self) -> None:
         bus = Bus.compose([Calls([])])
-        bus.times.begin_lap()
+        bus.times.start_record()
         bus.emit(step_end(1))
-        row = bus.times.end_lap()
+        row = bus.times.end_record()
         bus.emit(step_end(2))
 
-        assert [(h.slot.label, h.calls) for h in bus.times.handlers] == [("calls.handle", 2), ("calls.finish", 0)]
+        assert [(h.planned.label, h.calls) for h in bus.times.handlers] == [("calls.handle", 2), ("calls.finish", 0)]
         total = sum(handler.seconds for handler in bus.times.handlers)
         late = bus.times.late()["timing_s/hook/calls"]
         assert row["timing_s/hook/calls"].value + late == pytest.approx(total)
@@ -609,9 +615,9 @@ class TestTimes:
 
     def test_the_next_row_does_not_hold_what_ran_after_the_last_seal(self) -> None:
         bus = Bus.compose([Calls([])])
-        bus.times.begin_lap()
-        bus.times.end_lap()
+        bus.times.start_record()
+        bus.times.end_record()
         bus.emit(step_end(1))
-        bus.times.begin_lap()
+        bus.times.start_record()
 
-        assert bus.times.end_lap()["timing_s/hook/calls"].value == 0
+        assert bus.times.end_record()["timing_s/hook/calls"].value == 0

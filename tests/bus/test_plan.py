@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.bus.plan_text import describe
 from hooktrainer.errors import PlanError
@@ -35,17 +35,17 @@ from hooktrainer_plugins.weight_sync import WeightSync
 QUICKSTART = (MetricAggregation, WeightSync, Staleness, Validation, LogAfterCollect)
 
 
-def entries(*plugins: Plugin, **priorities: dict[str, object]) -> list[Entry]:
+def entries(*plugins: Plugin, **priorities: dict[str, object]) -> list[PlacedPlugin]:
     """Entries as YAML gives them; priorities by instance name."""
-    bare = [Entry.of(plugin, place) for place, plugin in enumerate(plugins)]
+    bare = [PlacedPlugin.of(plugin, place) for place, plugin in enumerate(plugins)]
     return [attrs.evolve(entry, priority=priorities.get(entry.name, {})) for entry in bare]
 
 
 def labels(plan: Plan, event: type[Event]) -> list[str]:
-    return [slot.label for slot in plan.slots[event]]
+    return [handler.label for handler in plan.handlers[event]]
 
 
-def faults_of(*plugins: Plugin | Entry) -> str:
+def faults_of(*plugins: Plugin | PlacedPlugin) -> str:
     with pytest.raises(PlanError) as caught:
         Plan.build(plugins)
     return str(caught.value)
@@ -72,7 +72,7 @@ class TestOrder:
 
     @given(st.lists(st.integers(100, 999), min_size=1, max_size=12))
     def test_handlers_run_by_priority_and_ties_by_place_in_the_list(self, numbers: list[int]) -> None:
-        listed = [Entry(Recorder(), f"p{i}", priority={"step_end": number}) for i, number in enumerate(numbers)]
+        listed = [PlacedPlugin(Recorder(), f"p{i}", priority={"step_end": number}) for i, number in enumerate(numbers)]
 
         plan = Plan.build(listed)
 
@@ -84,7 +84,7 @@ class TestOrder:
 import attrs
 from hooktrainer import Bus, Plugin, on
 from hooktrainer.events import StepEnd
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 called = []
 @attrs.define
 class P(Plugin):
@@ -92,7 +92,7 @@ class P(Plugin):
     @on(StepEnd)
     def handle(self, event: StepEnd) -> None:
         called.append(self.name)
-Bus.compose([Entry(P(n), n) for n in "abcdef"]).emit(StepEnd(step=1, version=0, iterations=1))
+Bus.compose([PlacedPlugin(P(n), n) for n in "abcdef"]).emit(StepEnd(step=1, version=0, iterations=1))
 print("".join(called))
 """
         processes = [
@@ -108,8 +108,8 @@ print("".join(called))
             Priority.band(99)
 
     def test_a_list_of_ties_is_equal_up_to_their_order(self) -> None:
-        first = Plan.build([Entry(Recorder(), "a"), Entry(Recorder(), "b")])
-        second = Plan.build([Entry(Recorder(), "b"), Entry(Recorder(), "a")])
+        first = Plan.build([PlacedPlugin(Recorder(), "a"), PlacedPlugin(Recorder(), "b")])
+        second = Plan.build([PlacedPlugin(Recorder(), "b"), PlacedPlugin(Recorder(), "a")])
 
         assert first.tied() == second.tied()
         assert labels(first, StepEnd) != labels(second, StepEnd)
@@ -119,7 +119,7 @@ class TestPriorityFromYaml:
     def test_it_has_the_last_word(self) -> None:
         plan = Plan.build(entries(MetricAggregation(), LogAfterCollect(), log_after_collect={"step_end": 650}))
 
-        assert plan.slots[StepEnd][-1].number == 650
+        assert plan.handlers[StepEnd][-1].number == 650
 
     def test_a_signal_with_two_handlers_wants_the_name_of_the_method(self) -> None:
         text = faults_of(*entries(MetricAggregation(), LogAfterCollect(), log_after_collect={"fit_end": 750}))
@@ -211,7 +211,7 @@ class TestData:
             @on(StepEnd, priority=Priority.REPORT, needs=["something?"])
             def read(self, event: StepEnd) -> None: ...
 
-        assert "'metrics.rwo', which nobody makes. Did you mean 'metrics.row'?" in faults_of(
+        assert "'metrics.rwo', which no handler makes. Did you mean 'metrics.row'?" in faults_of(
             MetricAggregation(), Reader()
         )
         Plan.build([Lenient()])
@@ -222,7 +222,7 @@ class TestData:
             @on(IterationEnd, adds=["metrics.rwo"])
             def add(self, event: IterationEnd) -> None: ...
 
-        assert "adds to 'metrics.rwo', which nobody makes. Did you mean 'metrics.row'?" in faults_of(
+        assert "adds to 'metrics.rwo', which no handler makes. Did you mean 'metrics.row'?" in faults_of(
             MetricAggregation(), Adds()
         )
         Plan.build([WeightSync()])
@@ -230,11 +230,11 @@ class TestData:
     def test_the_plugin_that_would_make_it_is_named(self) -> None:
         text = faults_of(Validation(), LogAfterCollect())
 
-        assert "needs 'weights.published', which nobody makes. Add weight_sync to the plugins." in text
-        assert "needs 'metrics.row', which nobody makes. Add metric_aggregation to the plugins." in text
+        assert "needs 'weights.published', which no handler makes. Add weight_sync to the plugins." in text
+        assert "needs 'metrics.row', which no handler makes. Add metric_aggregation to the plugins." in text
 
     def test_what_is_made_twice_is_refused(self) -> None:
-        text = faults_of(Entry(MetricAggregation(), "one"), Entry(MetricAggregation(), "two"))
+        text = faults_of(PlacedPlugin(MetricAggregation(), "one"), PlacedPlugin(MetricAggregation(), "two"))
 
         assert "'metrics.row' is made twice in one step: by one.reduce" in text
         assert "by two.reduce" in text
@@ -302,13 +302,13 @@ class TestSignals:
 
         plan = Plan.build([Listener(), Judge(), Recorder()])
 
-        assert [visit.slot.label for visit in plan.walk(StepEnd)] == [
+        assert [visit.handler.label for visit in plan.walk(StepEnd)] == [
             "judge.judge",
             "listener.listen",
             "recorder.handle",
         ]
         assert "    scores_judged" in describe(plan)
-        assert "a signal that nobody emits" in faults_of(Listener())
+        assert "a signal that no handler emits" in faults_of(Listener())
 
     def test_signals_that_emit_each_other_are_refused_with_the_cycle(self) -> None:
         @attrs.frozen(kw_only=True)
@@ -351,7 +351,7 @@ class TestSignals:
             def sync(self, event: IterationEnd) -> None: ...
 
         assert "two.sync (step_end, SYNC 300) syncs the weights, but one.sync" in faults_of(
-            Entry(WeightSync(), "one"), Entry(WeightSync(), "two")
+            PlacedPlugin(WeightSync(), "one"), PlacedPlugin(WeightSync(), "two")
         )
         for kind in (Sometimes, Elsewhere):
             assert "may do so only on step_end and without `every`" in faults_of(kind())
@@ -397,7 +397,7 @@ class TestSignals:
     def test_two_plugins_of_one_name_are_refused(self) -> None:
         text = faults_of(Recorder(), Recorder())
 
-        assert "plugins[1]: plugins[0] has the name 'recorder' too; every plugin needs a name of its own" in text
+        assert "plugins[1]: plugins[0] is named 'recorder' too; the names of plugins must differ" in text
 
 
 class TestHandlers:
@@ -448,19 +448,19 @@ class TestHandlers:
             "a": "there is no such option. Did you mean 'period'?",
             "b": "takes () but a handler takes one argument, the event",
             "c": "takes (event: 'StepEnd', extra: 'int') but a handler takes one argument",
-            "d": "which is no event. Events are classes: FitStart, StepStart, IterationStart, IterationEnd, StepEnd, "
-            "WeightsSynced, FitEnd. Did you mean 'IterationEnd'?",
-            "e": "is marked for int, which is no event",
+            "d": "which is not an event. Events are classes: FitStart, StepStart, IterationStart, IterationEnd, "
+            "StepEnd, WeightsSynced, FitEnd. Did you mean 'IterationEnd'?",
+            "e": "is marked for int, which is not an event",
             "f": "has every= on fit_end, which belongs to no step",
             "g": "runs every 0 steps; expected an integer of at least 1",
             "h": "is async or a generator",
-            "i": "declares to emit 'weights_synced', which is no event class",
+            "i": "declares to emit 'weights_synced', which is not an event class",
             "j": "is marked for StepEnd but its argument is annotated as IterationEnd",
-            "on_step_end": "looks like a handler but carries no @on(...)",
+            "on_step_end": "looks like a handler but has no @on(...)",
         }
         for method, text in expected.items():
             assert any(line.startswith(f"plugins[0]: Broken.{method} ") and text in line for line in lines), method
-        assert any("has the name 'recorder' too" in line for line in lines)
+        assert any("is named 'recorder' too" in line for line in lines)
 
     def test_a_marker_that_would_do_nothing_is_refused_where_it_stands(self) -> None:
         with pytest.raises(TypeError, match="marked twice"):
@@ -484,7 +484,7 @@ class TestHandlers:
             @on(StepEnd)
             def handle(self, event: StepEnd) -> None: ...
 
-        assert "Forgot has fields but no @attrs.define(kw_only=True) above it" in faults_of(Forgot())
+        assert "Forgot has fields but no @attrs.define(kw_only=True) above the class" in faults_of(Forgot())
 
     def test_every_on_a_signal_without_a_step_is_refused(self) -> None:
         @attrs.define
@@ -502,7 +502,7 @@ class TestHandlers:
         class Child(Recorder):
             def handle(self, event: StepEnd) -> None: ...
 
-        assert "Child.handle overrides a handler but carries no @on(...)" in faults_of(Child())
+        assert "Child.handle overrides a handler but has no @on(...)" in faults_of(Child())
 
     def test_handlers_are_inherited(self) -> None:
         @attrs.define

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooktrainer import Plugin, Trainer, state
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
@@ -298,7 +298,7 @@ def test_nothing_comes_in_while_the_state_is_copied() -> None:
     parts.buffer.dispatch(parts.ports.prompts.take(1))
     (group,) = parts.buffer.claim(1)
     late = threading.Thread(target=parts.buffer.finish, args=(group, [answer()]))
-    live = LiveState([Entry.of(plugin, 0)], parts.ports, parts.dispatcher, RunPlace(), None)
+    live = LiveState([PlacedPlugin.of(plugin, 0)], parts.ports, parts.dispatcher, RunPlace(), None)
     snapshot = live.capture(0)
     late.join()
 

@@ -128,7 +128,7 @@ def test_no_file_at_all_is_a_fault() -> None:
 def test_a_plugin_gets_real_containers_of_its_own(tmp_path: Path) -> None:
     text = BASE + f"plugins: [{{use: '{PROBE}', params: {{rank: 8, targets: [q, v]}}, targets: [q, v]}}]\n"
     config = load(tmp_path, text)
-    (entry,) = build_parts(config).plan.entries
+    (entry,) = build_parts(config).plan.plugins
     for params, targets in (
         (entry.plugin.params, entry.plugin.params["targets"]),
         (config.plugins[0].options["params"], config.plugins[0].options["targets"]),

@@ -80,7 +80,7 @@ def test_no_plugins_load_with_one_warning_that_nothing_logs_or_syncs(tmp_path: P
         config = load(tmp_path, BASE + text)
     assert len(caught) == 1
     assert caught[0].filename == config_yaml.__file__
-    assert build_parts(config).plan.entries == ()
+    assert build_parts(config).plan.plugins == ()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_no_plugins_load_with_one_warning_that_nothing_logs_or_syncs(tmp_path: P
 )
 def test_an_entry_without_options_has_the_defaults(tmp_path: Path, item: str) -> None:
     config = load(tmp_path, BASE + f"plugins:\n  - weight_sync\n  - {item}\n")
-    _, entry = build_parts(config).plan.entries
+    _, entry = build_parts(config).plan.plugins
     assert (entry.name, entry.address, entry.plugin.every) == ("validation", "plugins[1]", 5)
 
 

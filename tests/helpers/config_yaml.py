@@ -61,6 +61,6 @@ def faults(folder: Path, text: str, *overrides: str) -> list[str]:
 
 def probe(folder: Path, options: str, *overrides: str) -> Probe:
     config = load(folder, BASE + f"plugins: [{{use: '{PROBE}', {options}}}]\n", *overrides)
-    (found,) = build_parts(config).plan.entries
+    (found,) = build_parts(config).plan.plugins
     assert isinstance(found.plugin, Probe)
     return found.plugin

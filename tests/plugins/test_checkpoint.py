@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from hooktrainer import Plugin, Priority, on, state
-from hooktrainer.bus.handlers import Entry
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import encode
 from hooktrainer.checkpoint.store import Store
 from hooktrainer.checkpoint.writer import Writer
@@ -324,7 +324,7 @@ def test_who_interrupts_a_run_waits_for_its_last_step_and_not_for_those_before(
     bus.fire(StepEnd, step=1, row={})
     assert disk.writing.wait(PATIENCE_S)
     bus.fire(StepEnd, step=2, row={})  # waits for the first
-    run = bus.plan.entries[-1].plugin.run
+    run = bus.plan.plugins[-1].plugin.run
     run.capture(3)
     real = Writer.close
 
@@ -355,7 +355,7 @@ def test_a_disk_that_hangs_does_not_keep_a_run_that_was_interrupted(
 
 
 def writer_of(bus: FakeBus) -> Writer:
-    (plugin,) = [entry.plugin for entry in bus.plan.entries if isinstance(entry.plugin, Checkpoint)]
+    (plugin,) = [entry.plugin for entry in bus.plan.plugins if isinstance(entry.plugin, Checkpoint)]
     return plugin._writer
 
 
@@ -452,8 +452,8 @@ def test_a_state_that_changes_after_the_save_is_refused_where_the_plan_is_made()
         FakeBus(Late(), Checkpoint(), provides=["metrics.row"])
     assert caught.value.faults[0].address == "plugins[0]"
 
-    FakeBus(Entry(Late(), "late", "plugins[0]", {"step_end": 650}), Checkpoint(), provides=["metrics.row"])
-    FakeBus(Late(), Entry(Checkpoint(), "checkpoint", "plugins[1]", {"save": 900}), provides=["metrics.row"])
+    FakeBus(PlacedPlugin(Late(), "late", "plugins[0]", {"step_end": 650}), Checkpoint(), provides=["metrics.row"])
+    FakeBus(Late(), PlacedPlugin(Checkpoint(), "checkpoint", "plugins[1]", {"save": 900}), provides=["metrics.row"])
 
 
 def test_the_order_of_the_list_does_not_matter() -> None:

@@ -40,7 +40,7 @@ def test_it_stops_before_the_save_with_the_numbers(tmp_path: Path) -> None:
     assert found is not None
     assert float(found[1]) == pytest.approx(free_gb(tmp_path), abs=SLACK_GB)
     assert float(found[2]) == pytest.approx(guard.keep_free_gb, abs=0.001)
-    saving = [slot.label for slot in bus.plan.slots[StepEnd] if slot.number >= 700]
+    saving = [handler.label for handler in bus.plan.handlers[StepEnd] if handler.number >= 700]
     assert saving == ["disk_space.guard"]
 
 

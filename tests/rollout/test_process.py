@@ -387,6 +387,6 @@ class TestRuns:
         error = caught.value.__cause__
         assert isinstance(error, ValueError)
         assert ended - float(str(error).removeprefix("boom at ")) < 2
-        killer = next(entry.plugin for entry in trainer.bus.plan.entries if type(entry.plugin).__name__ == "Killer")
+        killer = next(entry.plugin for entry in trainer.bus.plan.plugins if type(entry.plugin).__name__ == "Killer")
         assert killer.ends == ["failed"]
         assert not active_children()

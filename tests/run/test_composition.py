@@ -22,7 +22,7 @@ def test_entries_carry_name_address_and_priority_in_the_order_of_the_list(tmp_pa
         f"plugins: [weight_sync, {{use: validation, enabled: false}}, {{use: '{PROBE}', rank: 2}}, "
         "{use: validation, name: often, every: 1, priority: {evaluate: 450}}]\n"
     )
-    entries = build_parts(load(tmp_path, text)).plan.entries
+    entries = build_parts(load(tmp_path, text)).plan.plugins
     assert [(entry.name, entry.address, dict(entry.priority)) for entry in entries] == [
         ("weight_sync", "plugins[0]", {}),
         ("probe", "plugins[2]", {}),
@@ -40,7 +40,7 @@ def test_every_plugin_needs_a_name_of_its_own(tmp_path: Path) -> None:
 
 def test_a_disabled_namesake_is_no_fault(tmp_path: Path) -> None:
     config = load(tmp_path, BASE + "plugins: [weight_sync, {use: weight_sync, enabled: false}]")
-    assert [entry.address for entry in build_parts(config).plan.entries] == ["plugins[0]"]
+    assert [entry.address for entry in build_parts(config).plan.plugins] == ["plugins[0]"]
 
 
 def test_what_a_plugin_says_of_the_run_is_a_fault_with_its_address(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_what_a_plugin_says_of_the_run_is_a_fault_with_its_address(tmp_path: Pat
 def test_named_ports_take_registered_names(tmp_path: Path) -> None:
     def sinks(text: str) -> object:
         config = load(tmp_path, BASE + f"plugins: [{{use: log_after_collect, sinks: {text}}}, metric_aggregation]")
-        return build_parts(config).plan.entries[0].plugin.sinks
+        return build_parts(config).plan.plugins[0].plugin.sinks
 
     assert sinks("[jsonl]") == ("jsonl",)
     assert sinks("[]") == ()
@@ -259,7 +259,7 @@ def test_a_check_that_stumbles_over_another_fault_is_not_heard(tmp_path: Path) -
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("configs/*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_configuration_composes(path: Path) -> None:
     parts = build_parts(load_config(path))
-    assert "weight_sync" in [entry.name for entry in parts.plan.entries]
+    assert "weight_sync" in [entry.name for entry in parts.plan.plugins]
 
 
 def test_a_port_that_no_run_offers_is_a_fault_before_anything_is_built(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_file_beside_the_yaml_is_found_from_any_directory(
     for paths, folder, every in (((first,), "a", 4), ((Path("a/run.yaml"), second), "b", 3)):
         config = load_config(*paths)
         assert config.plugins[0].use == f"{tmp_path / folder / 'mine.py'}:Mine"
-        (entry,) = build_parts(config).plan.entries
+        (entry,) = build_parts(config).plan.plugins
         assert (entry.name, entry.plugin.every) == ("mine", every)
 
 

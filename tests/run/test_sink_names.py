@@ -61,7 +61,7 @@ def test_a_sink_is_named_by_its_class_in_a_module_or_in_a_file_beside_the_workin
     monkeypatch.chdir(folder)
     names = ("console", "odd_sinks:Good", "odd_sinks.py:Good", f"{folder}/odd_sinks.py:Good")
     config = config_from_mapping(with_sinks(*names))
-    (entry,) = [entry for entry in build_parts(config).plan.entries if entry.name == "log_after_collect"]
+    (entry,) = [entry for entry in build_parts(config).plan.plugins if entry.name == "log_after_collect"]
     assert entry.plugin.sinks == names
     assert resolve("sinks", names[2]) is resolve("sinks", names[3])
 

@@ -83,7 +83,7 @@ def test_its_configurations_compose(block: Block, tmp_path: Path) -> None:
 
     config = load_config(*([] if whole else [BASE]), tmp_path / "shown.yaml")
 
-    assert build_parts(config).plan.entries or not config.plugins
+    assert build_parts(config).plan.plugins or not config.plugins
 
 
 def name_of(entry: object) -> object:

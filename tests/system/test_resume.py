@@ -438,7 +438,7 @@ def test_a_restored_run_publishes_its_version_first_and_its_buffer_keeps_its_sta
     ahead = ("trainer.num_warmup_batches=4", "plugins.staleness.max_off_policy_threshold=3")
     fit("trainer.total_steps=10", *ahead)
     trainer = build_trainer(load_config("run.yaml", overrides=[RESUME, "trainer.total_steps=11", *ahead]))
-    (syncs,) = [entry.plugin for entry in trainer.bus.plan.entries if entry.name == "syncs"]
+    (syncs,) = [entry.plugin for entry in trainer.bus.plan.plugins if entry.name == "syncs"]
     published: list[int] = []
     real = trainer.ports.engine.flip
 

@@ -76,7 +76,7 @@ class TestFakeBus:
         assert [stopper.seen for stopper in stoppers] == [1] * 100
 
     def test_what_is_not_provided_is_missing_as_in_a_run(self) -> None:
-        with pytest.raises(PlanError, match="needs 'metrics.row', which nobody makes"):
+        with pytest.raises(PlanError, match="needs 'metrics.row', which no handler makes"):
             FakeBus(Stopper())
 
     def test_a_read_in_weights_synced_is_refused_as_in_a_run(self) -> None:
@@ -153,7 +153,7 @@ class TestFakeBus:
             def listen(self, event: Judged) -> None:
                 heard.append(event.score)
 
-        with pytest.raises(PlanError, match="waits for a signal that nobody emits"):
+        with pytest.raises(PlanError, match="handles a signal that no handler emits"):
             FakeBus(Listener())
         FakeBus(Listener(), provides=[Judged]).fire(Judged, score=0.5)
         check_plugin(Listener)

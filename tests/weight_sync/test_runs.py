@@ -380,7 +380,7 @@ class TestRuns:
         plugins = [entry for name, entry in PLUGINS.items() if name not in removed]
         trainer = run_of(tmp_path, [*plugins, "weight_sync", {"use": f"{__file__}:Comparison"}], rollout)
         trainer.fit()
-        comparison = next(own.plugin for own in trainer.bus.plan.entries if "Comparison" in type(own.plugin).__name__)
+        comparison = next(own.plugin for own in trainer.bus.plan.plugins if "Comparison" in type(own.plugin).__name__)
         assert (comparison.first, comparison.synced) == ([0], [1, 2, 3])
 
     @pytest.mark.parametrize("rollout", ["inline", "thread", "process"])
@@ -397,7 +397,7 @@ class TestRuns:
         with pytest.raises(SyncError, match=r"version 2 was not published: .*'head\.weight' has the checksum"):
             trainer.fit()
         assert trainer.ports.engine.version == trainer.ports.buffer.version == 1
-        comparison = next(own.plugin for own in trainer.bus.plan.entries if "Comparison" in type(own.plugin).__name__)
+        comparison = next(own.plugin for own in trainer.bus.plan.plugins if "Comparison" in type(own.plugin).__name__)
         assert comparison.synced == [1]
         (path,) = tmp_path.glob("runs/*/metrics.jsonl")
         rows = [json.loads(line) for line in path.read_text().splitlines()]
