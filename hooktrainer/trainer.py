@@ -1,4 +1,14 @@
-"""The loop: it samples, learns and emits, and knows nothing of plugins, algorithms, engines or modes."""
+"""The training loop. It samples, learns and emits the events that are drawn in `hooktrainer.events`.
+
+    fit
+      _run                      fit_start, then steps until a reason to end the run
+        _run_step               step_start, up to P iterations, step_end
+          _run_iteration        iteration_start, dispatch -> sample -> learn, iteration_end
+        _confirm                weights_synced, called when a handler of step_end emits it
+      _send_fit_end             fit_end
+
+The loop knows nothing of plugins, algorithms, engines or modes: these are a plugin list and the ports.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +22,16 @@ from hooktrainer.bus.bus import Bus
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
-from hooktrainer.errors import CheckpointError, StarvedError, SyncError
-from hooktrainer.events import (
-    FitStart,
-    IterationEnd,
-    IterationStart,
-    Priority,
-    Status,
-    StepEnd,
-    StepStart,
-    WeightsSynced,
-)
-from hooktrainer.metrics import Last, Sum
-from hooktrainer.metrics.record import Record
-from hooktrainer.metrics.transfer import joined, to_host
-from hooktrainer.plugin import Plugin
+from hooktrainer.errors import StarvedError, SyncError
+from hooktrainer.events import FitStart, IterationEnd, IterationStart, Status, StepEnd, StepStart, WeightsSynced
+from hooktrainer.metrics import Last, Record, Sum, joined, to_host
+from hooktrainer.plugin import Plugin, Priority
 from hooktrainer.ports import Batch, Replacement, Result
 from hooktrainer.replay.dispatcher import Dispatcher
 
 
 class Trainer:
-    """Runs the cycle drawn in `hooktrainer.events` over a plugin list and the ports that it works on."""
+    """Runs the training loop over a list of plugins and the ports that they use."""
 
     def __init__(
         self,
@@ -48,9 +47,9 @@ class Trainer:
         self.ports = ports
         self._config = config
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer, groups_per_step=config.train_batch_size)
-        entries = self.bus.plan.plugins
-        self._state = LiveState(entries, ports, self._dispatcher, place or RunPlace(), config.total_steps)
-        bind(entries, ports, self._state)
+        placed = self.bus.plan.plugins
+        self._state = LiveState(placed, ports, self._dispatcher, place or RunPlace(), config.total_steps)
+        bind(placed, ports, self._state)
         self._step = 0
         self._complete = 0  # the last step whose weights are confirmed
         self._unreported: Record | None = None
@@ -59,63 +58,53 @@ class Trainer:
         self._at_end: list[Callable[[], None]] = []
 
     def fit(self) -> Result:
-        """Train until the steps are done, the data ends or a plugin stops the run; `fit_end` is always sent."""
+        """Train until all steps are done, the data ends or a plugin stops the run.
+
+        `fit_end` is always emitted, and the first error of the run is raised after it.
+        """
         if self._started:
-            raise RuntimeError("a trainer fits once; build another one for another run")
+            raise RuntimeError("fit() was called before on this trainer; build a new trainer for another run")
         self._started = True
         started = self.ports.clock.now()
         with interruptible() as self.bus.interrupts:
             outcome = attempt(self._run, self.bus.interrupts)
             last = max(self._complete, self._state.step)
-            seconds, began = self.ports.clock.now() - started, self._state.step
-            result = Result(status=outcome.status, reason=outcome.reason, step=last, began=began, seconds=seconds)
+            seconds, resumed_at = self.ports.clock.now() - started, self._state.step
+            result = Result(status=outcome.status, reason=outcome.reason, step=last, began=resumed_at, seconds=seconds)
             closing = (self.ports.buffer.close, self.ports.engine.close, *self._at_end)
             finish(outcome.failure, self.bus.interrupts, partial(self._send_fit_end, result), *closing)
         return result
 
     def at_start(self, action: Callable[[], None]) -> None:
-        """Do this once everything is ready, and there is a step to be made."""
+        """Call `action` after fit_start if a step remains to be run."""
         self._at_start.append(action)
 
     def at_end(self, action: Callable[[], None]) -> None:
-        """Do this after everything else, however the run ends."""
+        """Call `action` last, however the run ends."""
         self._at_end.append(action)
 
     def _run(self) -> tuple[Status, str]:
         self.bus.emit(FitStart())
         if (held := self.ports.engine.version) != (published := self.ports.buffer.version):
             raise SyncError(f"after fit_start engines hold version {held}, not the first one, {published}")
-        self._complete = began = self._state.step
-        if (over := self._over_since()) is not None:
-            return "already_done", over
+        self._complete = resumed_at = self._state.step
+        if (reason := self._state.already_done(self._data_ended)) is not None:
+            return "already_done", reason
         for action in self._at_start:
             action()
         if self.bus.control.reason is None:
             self.ports.engine.start(self.ports.buffer)
             warmup = self._config.num_warmup_batches * self._config.ppo_mini_batch_size
-            self._dispatcher.request(0 if began else warmup)  # W is once a run
-        while True:
-            if (done := self._complete) == self._config.total_steps:
-                return "completed", f"all {done} steps are done"
+            self._dispatcher.request(0 if resumed_at else warmup)  # once a run, not once a process
+        while (done := self._complete) != self._config.total_steps:
             if self.bus.control.reason is not None:
                 return "stopped", self.bus.control.reason
             if self._data_ended(done + 1) or not self._run_step(done + 1):
-                if began and done == began and not self._state.had_ended:
-                    raise CheckpointError(
-                        f"no step could be made after step {began}, where the run went on: the data has ended, but "
-                        f"total_steps = {self._config.total_steps}. Raise trainer.total_epochs, or lower total_steps"
-                    )
-                return "already_done" if began and done == began else "completed", "the data has ended"
-
-    def _over_since(self) -> str | None:
-        """Why a run that was restored has nothing left to do; None if it has."""
-        done, total = self._complete, self._config.total_steps
-        if done and total is not None and done >= total:
-            return f"all {total} steps are done" if done == total else f"{done} steps are done; total_steps is {total}"
-        return "the data has ended" if self._state.had_ended and self._data_ended(done + 1) else None
+                return self._state.end_of_data(done)
+        return "completed", f"all {done} steps are done"
 
     def _run_step(self, step: int) -> bool:
-        """One cycle; False if the data ended before its first update, and then it never was."""
+        """Run one step. Return False if the data ended before its first update; such a step is not counted."""
         clock, version = self.ports.clock, self.ports.buffer.version
         started = clock.now()
         self.ports.learner.start_step(step)
@@ -149,19 +138,14 @@ class Trainer:
         return True
 
     def _run_iteration(self, iteration: int, record: Record) -> Batch:
-        """Dispatch, sample, learn; a batch without groups if the data has ended or the run was stopped before that."""
+        """Dispatch, sample, learn. Return an empty batch if the data ended or the run was stopped before sampling."""
         ports, step, version = self.ports, self._step, self.ports.buffer.version
         self.bus.emit(IterationStart(step=step, version=version, iteration=iteration), record)
         if self.bus.control.reason is not None:
             return Batch()
         started = ports.clock.now()
-        self._dispatcher.request(self._config.ppo_mini_batch_size)
-        batch = ports.buffer.sample(self._config.ppo_mini_batch_size, step, self._refill)
-        self._dispatcher.request(0)  # what the capacity did not admit before can overlap with learning
+        batch = self._sample()
         sampled = ports.clock.now()
-        if len(batch.groups) < self._config.ppo_mini_batch_size and not self._dispatcher.exhausted:
-            found = f"{len(batch.groups)} of {self._config.ppo_mini_batch_size} groups"
-            raise StarvedError(f"step {step}: {found}, nothing is pending or running, and the data has not ended")
         if not batch.groups:
             return batch
         learned = to_host(ports.learner.update(batch.groups))
@@ -176,23 +160,34 @@ class Trainer:
         self.bus.emit(end, record)
         return batch
 
-    def _refill(self, lost: Sequence[Replacement]) -> None:
-        self._dispatcher.replace(lost)
+    def _sample(self) -> Batch:
+        """Dispatch a mini-batch of prompts and wait for a mini-batch of groups; fewer only when the data has ended."""
+        size = self._config.ppo_mini_batch_size
+        self._dispatcher.request(size)
+        batch = self.ports.buffer.sample(size, self._step, self._refill)
+        self._dispatcher.request(0)  # sampling freed capacity: generation can overlap with learning
+        if len(batch.groups) < size and not self._dispatcher.exhausted:
+            found = f"{len(batch.groups)} of {size} groups"
+            raise StarvedError(f"step {self._step}: {found}, nothing is pending or running, and the data has not ended")
+        return batch
+
+    def _refill(self, replacements: Sequence[Replacement]) -> None:
+        self._dispatcher.replace(replacements)
         self.ports.engine.pump()
 
     def _data_ended(self, next_step: int) -> bool:
-        """Whether no group is left that could be trained in that step."""
+        """Return whether no group is left that could be trained in `next_step`."""
         return self._dispatcher.exhausted and not self.ports.buffer.trainable(next_step)
 
     def _confirm(self, event: WeightsSynced) -> None:
-        """Move the version once every engine holds it; from here on the step stands."""
+        """Advance the version once every engine holds it; the step is complete from here."""
         held = self.ports.engine.version
         if event.step == self._complete:
             raise SyncError(f"weights_synced was emitted twice in step {event.step}; one step, one sync")
         if not event.version == event.step == self._step == held:
             raise SyncError(
-                f"weights_synced says step {event.step}, version {event.version}, but the loop is in step {self._step} "
-                f"and engines hold version {held}"
+                f"weights_synced has step {event.step} and version {event.version}, but the loop is in step "
+                f"{self._step} and engines hold version {held}"
             )
         self.ports.buffer.advance(event.version)
         self._complete = event.step

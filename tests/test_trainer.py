@@ -708,5 +708,5 @@ class TestRows:
         trainer = Run(cycles(1, total_steps=1)).trainer()
         trainer.fit()
 
-        with pytest.raises(RuntimeError, match="fits once"):
+        with pytest.raises(RuntimeError, match="was called before"):
             trainer.fit()

@@ -15,6 +15,7 @@ from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.errors import CheckpointError, ConfigError, did_you_mean
+from hooktrainer.events import Status
 from hooktrainer.ports import Snapshot
 from hooktrainer.replay.dispatcher import Dispatcher
 
@@ -118,6 +119,27 @@ class LiveState:
     def set_random(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `random()`."""
         set_random_state(state)
+
+    def already_done(self, data_ended: Callable[[int], bool]) -> str | None:
+        """Return why the restored run has no step left; None if a step remains."""
+        done, total = self.step, self._total_steps
+        if done and total is not None and done >= total:
+            return f"all {total} steps are done" if done == total else f"{done} steps are done; total_steps is {total}"
+        return "the data has ended" if self.had_ended and data_ended(done + 1) else None
+
+    def end_of_data(self, complete: int) -> tuple[Status, str]:
+        """Return the status of a run whose data ended after step `complete`.
+
+        Raises `CheckpointError` if a resumed run could make no step for that reason, and did not end so before.
+        """
+        if not self.step or complete > self.step:
+            return "completed", "the data has ended"
+        if self.had_ended:
+            return "already_done", "the data has ended"
+        raise CheckpointError(
+            f"no step could be made after step {self.step}, where the run was resumed: the data has ended, but "
+            f"total_steps = {self._total_steps}. Raise trainer.total_epochs, or lower total_steps"
+        )
 
     def _parts(self) -> Mapping[str, Any]:
         return {"learner": self._ports.learner, "buffer": self._ports.buffer, "prompts": self._ports.prompts}

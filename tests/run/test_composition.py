@@ -33,8 +33,7 @@ def test_entries_carry_name_address_and_priority_in_the_order_of_the_list(tmp_pa
 def test_every_plugin_needs_a_name_of_its_own(tmp_path: Path) -> None:
     (found,) = faults(tmp_path, BASE + "plugins: [weight_sync, validation, {use: validation, every: 1}]")
     assert found == (
-        "plugins[2]: plugins[1] has the name 'validation' too; every plugin needs a name of its own, "
-        "such as `name: validation_2`"
+        "plugins[2]: plugins[1] is named 'validation' too; the names of plugins must differ: `name: validation_2`"
     )
 
 
