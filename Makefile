@@ -5,18 +5,25 @@ CONFIG ?= configs/quickstart.yaml
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt
 code := hooktrainer plugins tests examples
+parallel := -n 2 --dist worksteal
+fast := -m "not slow and not proof"
 
-.PHONY: train test slow check readme
+# Compiling the package again in every process that a test starts would take longer than most tests.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: train test coverage slow check readme
 
 train: $(VENV)/.installed  ## Run the quickstart
 	$(bin)/hooktrainer fit $(CONFIG)
 
-test: check  ## Check, run the fast tests, ask for coverage
-	$(bin)/coverage run -m pytest -m "not slow and not proof"
-	$(bin)/coverage report --skip-covered
+test: check  ## Check, and run the fast tests
+	$(bin)/python -m pytest $(parallel) $(fast)
+
+coverage: check  ## The same, and fail below the coverage that pyproject.toml sets
+	$(bin)/python -m pytest $(parallel) $(fast) --cov --cov-report=term:skip-covered
 
 slow: $(VENV)/.installed-dev  ## Run the tests that take minutes
-	$(bin)/python -m pytest -m "slow and not proof"
+	$(bin)/python -m pytest $(parallel) -m "slow and not proof"
 
 check: $(VENV)/.installed-dev  ## Check without running anything
 	$(bin)/ruff check $(code)
