@@ -9,5 +9,5 @@ class SystemClock:
     """Seconds of the machine's monotonic clock."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return the seconds since a fixed moment."""
         return perf_counter()

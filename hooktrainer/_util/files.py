@@ -1,4 +1,4 @@
-"""Files that are on the disk when a function returns, and names that change all at once."""
+"""Durable file operations: data and names are on the disk when a function returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes) -> None:
-    """A new file with these bytes, on the disk."""
+    """Write a file and sync it to the disk."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         rest = memoryview(data)
@@ -21,7 +21,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a directory, to the disk."""
+    """Sync a file, or the names in a directory, to the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -30,13 +30,13 @@ def sync(path: Path) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Give it another name, which is on the disk when this returns."""
+    """Rename a file or a directory, and sync the new name to the disk."""
     path.rename(target)
     sync(target.parent)
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Put these bytes in place of what the file held; whoever reads it sees the one or the other."""
+    """Replace the content of a file atomically: a reader sees the old content or the new one."""
     fresh = path.with_name(f".{path.name}.new")
     write(fresh, data)
     fresh.replace(path)
@@ -44,7 +44,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file or a directory as far as possible."""
+    """Remove a file or a directory, and ignore errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

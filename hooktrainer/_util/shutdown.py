@@ -1,4 +1,4 @@
-"""How a run ends: everyone is told, everything is closed, and the first error of the run is the one that leaves it."""
+"""Shutdown of a run: handlers are called, components are closed, and the first error of the run is raised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOG: Final = logging.getLogger("hooktrainer")
 
 @attrs.frozen
 class Outcome:
-    """How the loop was left."""
+    """The end of the loop: its status, the reason, and the error if there was one."""
 
     status: Status
     """A status of `fit_end`."""
@@ -28,7 +28,7 @@ class Outcome:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupts]:
-    """Handle signals; one that comes while the run is ending is raised once it has ended."""
+    """Handle signals during a run. A signal that arrives during shutdown is raised after it."""
     with handled() as interrupts:
         before, interrupts.mode = interrupts.mode, Mode.HELD
         try:
@@ -39,7 +39,7 @@ def interruptible() -> Iterator[Interrupts]:
 
 
 def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> Outcome:
-    """Run the loop, the only part of a run that the first signal breaks off."""
+    """Run the loop. Only this part of a run is interrupted by the first signal."""
     try:
         interrupts.mode = Mode.SOON
         status, reason = loop()
@@ -50,7 +50,7 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
         interrupts.mode = Mode.HELD
         end = interrupts.end_by(error)
         if (number := interrupts.number) is not None and not interrupts.came_before_signals(error):
-            # The signal came first; what broke since then broke because of it.
+            # The signal came first, so later errors are its consequence.
             if error is not end:
                 _LOG.warning("after %s there was another error: %s", number.name, _line(error))
                 carry(end, error, f"after {number.name}")
@@ -60,9 +60,9 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
 
 
 def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Callable[[], None]) -> None:
-    """Take every action, whatever becomes of the others; then raise what came first, an error of the run or a signal.
+    """Run every action, even if others fail. Then raise the first error of the run, or the signal if it came first.
 
-    A signal says nothing of the errors that are noted on it: they are shown as they come.
+    Errors that follow a signal are logged when they occur, because the exception of a signal is shown without notes.
     """
     for action in actions:
         try:

@@ -1,8 +1,8 @@
-"""SIGINT, SIGTERM and SIGHUP: the first one ends a run at a safe place, or, if none comes soon, out of any wait.
+"""SIGINT, SIGTERM and SIGHUP: the first signal ends a run at the next safe place, or interrupts a long wait.
 
-A safe place is between two handlers, where nothing is half done: no row half written, no version half moved. Whoever
-waits longer than `PATIENCE_S` (an empty buffer, a long validation) is broken off where it stands. From then on the
-run is ending, and nothing disturbs that but a second SIGINT.
+A safe place is between two handlers, where no row is half written and no weight sync is half done. If the run reaches
+none within `PATIENCE_S` (an empty buffer, a long validation), the running code is interrupted. The shutdown that
+follows is interrupted only by a second SIGINT.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from types import FrameType
 from typing import Any, Final
 
 PATIENCE_S: Final = 0.5
-"""Seconds to reach a safe place, before what runs is broken off."""
+"""Seconds to reach a safe place, before the running code is interrupted."""
 HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Aborted(KeyboardInterrupt):
-    """A second SIGINT: leave at once, and end nothing in order."""
+    """A second SIGINT: exit at once, without a clean shutdown."""
 
 
 class Mode(Enum):
-    """What a first signal does."""
+    """The effect of the first signal."""
 
     AT_ONCE = auto()
-    """Outside of a run there is nothing that could be torn."""
+    """Raise it at once: no run is in progress."""
     SOON = auto()
-    """A run goes on, and is broken off at the next safe place or after `PATIENCE_S`."""
+    """Raise it at the next safe place of the run, or after `PATIENCE_S`."""
     HELD = auto()
-    """A run is ending; the signal is raised afterwards."""
+    """Raise it after the shutdown that is in progress."""
 
 
 class Interrupts:
-    """What was heard on the main thread since the handlers were installed."""
+    """The signals received on the main thread since the handlers were installed."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
-        """The first signal; None as long as there was none."""
+        """The first signal; None before it."""
         self.raised: BaseException | None = None
-        """What was raised for it last."""
+        """The last exception raised for that signal."""
         self.mode = Mode.AT_ONCE
         self._early: list[BaseException] = []
         self._ctrl_c = 0
@@ -50,40 +50,40 @@ class Interrupts:
         self._alarm: threading.Timer | None = None
 
     def check(self) -> None:
-        """A safe place: end the run here if a signal has come; also if somebody has caught it before."""
+        """Mark a safe place: end the run if a signal was received, even if its exception was caught before."""
         if self.number is not None and self.mode is Mode.SOON:
             self.raise_it()
 
     def note(self, error: BaseException) -> None:
-        """An error is about to end a run: it came first, unless a signal did."""
+        """Record an error that is about to end a run, with its order relative to the first signal."""
         if self.number is None and not self.came_before_signals(error):
             self._early.append(error)
 
     def came_before_signals(self, error: BaseException) -> bool:
-        """Whether no signal had come yet when this error was noted; then it is what ended the run."""
+        """Return whether this error was recorded before the first signal; if so, the error ended the run."""
         return any(error is early for early in self._early)
 
     def end_by(self, error: BaseException) -> BaseException:
-        """What ends the run, now that this broke: the first signal, if it came first, else this."""
+        """Return the exception that ends the run: that of the first signal if it came before `error`, else `error`."""
         self.note(error)
         if self.number is None or self.came_before_signals(error):
             return error
         return self.raised or self.error(self.number)
 
     def raise_it(self) -> None:
-        """Raise the first signal, if there was one."""
+        """Raise the exception of the first signal, if there was one."""
         if self.number is not None:
             self.raised = self.error(self.number)
             raise self.raised
 
     @staticmethod
     def error(number: signal.Signals) -> BaseException:
-        """A signal as an exception: KeyboardInterrupt for SIGINT, else SystemExit with 128 + its number."""
+        """Return the exception of a signal: KeyboardInterrupt for SIGINT, else SystemExit with 128 + its number."""
         return KeyboardInterrupt(number.name) if number is signal.SIGINT else SystemExit(128 + number)
 
     def hear(self, number: int, _: FrameType | None) -> None:
-        """The handler."""
-        if self._overdue:  # sent by the alarm, to get out of a wait
+        """Handle a signal; this is the handler that Python calls."""
+        if self._overdue:  # sent by the alarm, to interrupt a wait
             self._overdue = False
             self.check()
             return
@@ -100,14 +100,14 @@ class Interrupts:
             self._alarm.start()
 
     def settle(self) -> None:
-        """Return once no alarm can go off any more."""
+        """Cancel the alarm, and return once it can no longer fire."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm.join()
             self._alarm = None
 
     def _wake(self, number: signal.Signals) -> None:
-        """Signal once more, since only a signal ends a wait; on the thread of the alarm."""
+        """Send the signal again from the thread of the alarm, because only a signal interrupts a wait."""
         self._overdue = True
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
@@ -117,11 +117,11 @@ _installed: Interrupts | None = None
 
 @contextmanager
 def handled() -> Iterator[Interrupts]:
-    """Handle the signals until the block ends; a run within a run shares its handlers.
+    """Handle the signals until the block ends. A run within a run shares the handlers of the outer one.
 
-    Nothing is handled off the main thread, where Python delivers no signals; nor a signal that whoever started this
-    process wants to be ignored (`nohup`, background jobs). Handlers are put back, and one that is not Python's
-    own is called then for the signal that came.
+    Nothing is handled off the main thread, where Python delivers no signals. A signal that this process was started
+    to ignore (`nohup`, background jobs) stays ignored. At the end the previous handlers are restored. A previous
+    handler that is not the default one of Python is then called for the signal that was received.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Interrupts()
@@ -134,7 +134,7 @@ def handled() -> Iterator[Interrupts]:
 
 @contextmanager
 def _install() -> Iterator[Interrupts]:
-    global _installed  # noqa: PLW0603 (as the handlers themselves, there is one in a process)
+    global _installed  # noqa: PLW0603 (handlers belong to the process)
     interrupts = Interrupts()
     found = {number: signal.getsignal(number) for number in HANDLED}
     before: dict[signal.Signals, Any] = {
@@ -146,7 +146,7 @@ def _install() -> Iterator[Interrupts]:
             signal.signal(number, interrupts.hear)
         yield interrupts
     finally:
-        interrupts.mode = Mode.HELD  # what comes from here on is raised below
+        interrupts.mode = Mode.HELD  # later signals are raised below
         interrupts.settle()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Standard output and error, which may be closed, full, or unable to say what is to be said; a run outlives that."""
+"""Standard output and error: a closed stream, a full disk or a limited encoding does not end a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLAIN: Final = "hooktrainer.plain"
 
 
 def make_lenient() -> None:
-    """Let standard output replace what its encoding lacks, instead of raising in the middle of a text."""
+    """Let standard output replace characters that its encoding lacks, instead of raising an error."""
     codecs.register_error(_PLAIN, _plain)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None and getattr(sys.stdout, "errors", None) == "strict":
@@ -20,7 +20,7 @@ def make_lenient() -> None:
 
 
 def say(text: str) -> None:
-    """Write to standard output, as far as anybody reads it."""
+    """Write to standard output; drop the text once the output is closed."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write to standard error, as far as anybody reads it."""
+    """Write to standard error; drop the text once the output is closed."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -38,13 +38,13 @@ def complain(text: str) -> None:
 
 
 def give_up_stdout(error: OSError) -> None:
-    """Standard output takes no more: say so once, and let all that is still written there go nowhere."""
+    """Report once that standard output cannot be written, and discard all later output."""
     _to_nowhere(sys.stdout)
-    complain(f"nobody reads standard output any more ({error.strerror}): no more lines are shown, the run goes on\n")
+    complain(f"standard output cannot be written ({error.strerror}): no more lines are shown, the run continues\n")
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """Also what it holds and could not write, over which Python would stumble once more when it exits."""
+    """Send a stream to the null device, including buffered text, which Python would try to write again at exit."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

@@ -1,9 +1,4 @@
-"""A whole run in virtual time: the real loop, buffer, dispatch and staleness plugin over an engine and a learner that
-only take time.
-
-It answers in seconds what a setting does to staleness, waste and waiting, and gives tests of concurrency one thread and
-a schedule that can be kept and run again.
-"""
+"""Runs in virtual time: the real loop, buffer and plugins with an engine and a learner that only consume time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long things take: distributions of seconds, by a spelling that fits on a command line."""
+"""Distributions of durations, and their notation on the command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from omegaconf import OmegaConf
 from hooktrainer.errors import ConfigError
 
 Kind: TypeAlias = Literal["generate", "train", "sync"]
-"""What takes time: a group, a mini-batch, a weight sync."""
+"""Operations that take time: generating a group, training on a mini-batch, a weight sync."""
 FORMS: Final = "SECONDS, constant:SECONDS, lognormal:MEAN:SIGMA or recorded:RUN_DIR"
 LONGEST_S: Final = 1e9
-"""Seconds; what takes longer, about thirty years, is a slip of the pen."""
+"""Seconds, about thirty years; a longer duration is an error in the input."""
 WIDEST: Final = 5.0
-"""Largest sigma: nearly all of the time would go into one draw of a thousand."""
+"""Largest sigma; above it, one sample of a thousand would take nearly all of the time."""
 _GROUP: Final = "timing_s/group/"
 _KEYS: Final[Mapping[Kind, str]] = {
     "generate": f"{_GROUP}<seconds>",
@@ -30,10 +30,10 @@ _KEYS: Final[Mapping[Kind, str]] = {
 
 
 class Distribution(Protocol):
-    """Seconds that something takes."""
+    """A distribution of seconds."""
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Seconds, at least 0."""
+        """Sample a number of seconds, at least 0."""
         ...
 
 
@@ -52,51 +52,51 @@ def _is_positive(_instance: object, attribute: attrs.Attribute[float], value: fl
 
 @attrs.frozen
 class Constant:
-    """Always the same."""
+    """The same duration every time."""
 
     seconds: float = attrs.field(converter=float, validator=_up_to(LONGEST_S))
 
     def draw(self, rng: np.random.Generator) -> float:  # noqa: ARG002
-        """The seconds."""
+        """Return the constant."""
         return self.seconds
 
 
 @attrs.frozen
 class LogNormal:
-    """Skewed to the right, as lengths of answers are."""
+    """A log-normal distribution: skewed to the right, like lengths of answers."""
 
     mean: float = attrs.field(converter=float, validator=_is_positive)
-    """Of the seconds."""
+    """Mean of the seconds."""
     sigma: float = attrs.field(converter=float, validator=_up_to(WIDEST))
     """Standard deviation of the logarithm of the seconds."""
 
     def draw(self, rng: np.random.Generator) -> float:
-        """The exponential of a normal number."""
+        """Sample the exponential of a normal number."""
         return float(rng.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma))
 
 
 @attrs.frozen
 class Recorded:
-    """What a run measured."""
+    """The distribution of durations measured in a run."""
 
     seconds: tuple[float, ...]
     shares: tuple[float, ...] = attrs.field(repr=False)
-    """Of each value, cumulated; the last one is 1."""
+    """Cumulative share of each value; the last one is 1."""
 
     @classmethod
     def of(cls, counts: Mapping[float, float]) -> Self:
-        """From how often each value was seen."""
+        """Create the distribution from the number of times that each value was measured."""
         values = sorted(counts)
         shares = np.cumsum([counts[value] for value in values])
         return cls(tuple(values), tuple((shares / shares[-1]).tolist()))
 
     def draw(self, rng: np.random.Generator) -> float:
-        """A value as often as it was seen."""
+        """Sample a value with its measured frequency."""
         return self.seconds[int(np.searchsorted(self.shares, rng.random(), side="right"))]
 
 
 def parse_distribution(text: str, kind: Kind) -> Distribution:
-    """The distribution that a text names; `kind` says what to look for in a recorded run. Raises `ConfigError`."""
+    """Parse a distribution. `kind` selects the metric of a recorded run. Raises `ConfigError`."""
     name, *rest = text.split(":") if ":" in text else ["constant", text]
     try:
         if name == "recorded":
@@ -126,7 +126,7 @@ def _recorded(directory: Path, kind: Kind) -> Recorded:
 
 
 def _measured(rows: list[dict[str, Any]], directory: Path, kind: Kind) -> Iterator[tuple[float, float]]:
-    """Seconds, and how often."""
+    """Yield pairs of seconds and their count."""
     if kind == "generate":
         for row in rows:
             histogram = {key: count for key, count in row.items() if key.startswith(_GROUP) and count}
@@ -143,6 +143,6 @@ def _updates_per_step(directory: Path) -> int:
         return int(OmegaConf.load(directory / "config.yaml").trainer.parameter_sync_step)
     except (OSError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"--train recorded:{directory}: its config.yaml does not say trainer.parameter_sync_step, by which the "
-            "time of a step is divided"
+            f"--train recorded:{directory}: its config.yaml has no trainer.parameter_sync_step, which is needed to "
+            "divide the time of a step by its updates"
         ) from error

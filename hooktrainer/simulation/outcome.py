@@ -1,4 +1,4 @@
-"""What a simulated run comes to."""
+"""Results of a simulated run."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from hooktrainer.simulation.ports import SimulatedEngine
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """The numbers by which settings are compared; shares are between 0 and 1."""
+    """Metrics for comparing settings; shares are between 0 and 1."""
 
     steps: int
     staleness_mean: float
-    """Of trained groups, where 1 is fresh."""
+    """Mean staleness of trained groups; 1 is fresh."""
     staleness_p99: int
     staleness_max: int
     age_mean: float
-    """Versions between dispatch and training: staleness less 1."""
+    """Mean number of versions between dispatch and training: staleness minus 1."""
     drop_rate: float
-    """Share of groups that ended without being trained."""
+    """Share of groups that were dropped."""
     wasted: float
-    """Share of the generated seconds that went into those."""
+    """Share of the generation time that was spent on dropped groups."""
     length_bias: float | None
-    """Mean length of trained groups over that of all generated ones."""
+    """Mean length of trained groups divided by that of all generated groups."""
     learner_idle: float
-    """Share of the time that the loop waited for groups."""
+    """Share of the time in which the loop waited for groups."""
     engine_idle: float
-    """Share of the engine's places that were free, over time."""
+    """Mean share of the engine's slots that were free."""
     seconds_per_step: float
     overlap_limit: float
-    """Seconds a step if whoever is slower, engine or learner, never waited; both together if they do not overlap."""
+    """Seconds per step if the slower of engine and learner never waited; their sum if they do not overlap."""
     of_limit: float
-    """How near the run came: 1 is at the limit."""
+    """`overlap_limit` divided by `seconds_per_step`: 1 is at the limit."""
 
     @classmethod
     def measure(
@@ -51,14 +51,14 @@ class Outcome:
         groups_at_once: int,
         overlaps: bool,
     ) -> Self:
-        """From the books of a run."""
+        """Compute the metrics from the ledger and the times of a run."""
         trained, dropped = ledger.sampled.groups, ledger.dropped.values()
         kept_tokens = ledger.finished.tokens - sum(tally.tokens for tally in dropped)
         num_dropped = sum(tally.groups for tally in dropped)
         mean = sum(s * count for s, count in staleness.items()) / trained
         group_s = sum(engine.claimed) / len(engine.claimed)
-        sides = (trained * group_s / groups_at_once / steps, learner_s / steps)
-        limit = max(sides) if overlaps else sum(sides)
+        busy = (trained * group_s / groups_at_once / steps, learner_s / steps)
+        limit = max(busy) if overlaps else sum(busy)
         return cls(
             steps=steps,
             staleness_mean=mean,
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def _percentile(counts: Mapping[int, int], share: float) -> int:
-    """The smallest value that at least this share is not above."""
+    """Return the smallest value such that at least this share of all values is not above it."""
     total, seen = sum(counts.values()), 0
     for value in sorted(counts):
         seen += counts[value]

@@ -1,4 +1,4 @@
-"""The plugins of a simulated run, beside the one whose staleness strategy is tried."""
+"""Plugins that every simulated run has, in addition to the one that sets the staleness strategy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hooktrainer.ports import Learner, RolloutEngine, WeightTransport
 
 @attrs.define(kw_only=True)
 class SimulatedSync(Plugin):
-    """Move the version at the end of every step."""
+    """Publish a version at the end of every step."""
 
     learner: Learner = port()
     engine: RolloutEngine = port()
@@ -21,24 +21,24 @@ class SimulatedSync(Plugin):
 
     @on(FitStart, priority=Priority.SYNC, makes=["weights.published"])
     def publish_first(self, _event: FitStart) -> None:
-        """Version 0."""
+        """Publish version 0."""
         self.transport.publish(self.learner.weights(), 0, (self.engine,))
 
     @on(StepEnd, priority=Priority.SYNC, makes=["weights.published"], emits=[WeightsSynced])
     def sync(self, event: StepEnd) -> None:
-        """Version k in step k."""
+        """Publish version k in step k."""
         self.transport.publish(self.learner.weights(), event.step, (self.engine,))
         event.control.emit(WeightsSynced(step=event.step, version=event.step, last=event.last))
 
 
 @attrs.define(kw_only=True)
 class StalenessCounter(Plugin):
-    """Count how stale what was trained was."""
+    """Count trained groups by staleness."""
 
     counts: Counter[int] = attrs.field(factory=Counter, init=False)
     """Groups by staleness."""
 
     @on(IterationEnd)
     def count(self, event: IterationEnd) -> None:
-        """One update."""
+        """Add the groups of one update."""
         self.counts.update(event.groups)

@@ -1,4 +1,4 @@
-"""What stands behind the ports of a simulated run: the real buffer, and an engine and a learner that only take time."""
+"""Ports of a simulated run: the real buffer, and an engine and a learner that only consume time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.simulation.virtual_clock import VirtualClock
 
 TOKENS_PER_SECOND: Final = 1000
-"""Length stands for time, so that the ledger's lengths are lengths of generation, to the millisecond."""
+"""Converts a generation time into a number of tokens, so that lengths in the ledger are times in milliseconds."""
 _TICK_S: Final = 1e-6
-"""Added to every wait for a time limit: the sum of two floats may fall short of the moment that they stand for."""
+"""Added to every wait for a timeout, because a sum of two floats may be just before the deadline."""
 _HOPELESS: Final = 1000
-"""Mini-batches dispatched for one to be sampled, after which none ever will be."""
+"""Number of mini-batches to dispatch for one sample before the run counts as starved."""
 _LONGEST: Final = 2**40
 _TOKENS: Final = np.broadcast_to(np.int64(0), (_LONGEST,))  # views that take no memory
 _LOGPROBS: Final = np.broadcast_to(np.float32(0), (_LONGEST,))
 
 
 class VirtualBuffer(GroupBuffer):
-    """The real buffer in one thread: to wait means to let the next thing happen. Its ledger is checked in every step.
+    """The real buffer in one thread: waiting advances the virtual clock. The ledger is checked in every step.
 
-    A real run that starves without a time limit waits for ever; here it ends with `StarvedError`.
+    A run that starves without a timeout would wait for ever; here it ends with `StarvedError`.
     """
 
     def __init__(self, limits: ReplayOptions | None, clock: VirtualClock) -> None:
@@ -38,10 +38,10 @@ class VirtualBuffer(GroupBuffer):
         self._num_dispatched = 0  # since the last batch
         self._wanted = (0, 0)  # groups, step
         self.on_dispatch: Callable[[], None] = lambda: None
-        """Called when groups became pending, as waiting threads would be woken."""
+        """Called when groups become pending, where a real buffer would wake waiting threads."""
 
     def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
-        """As in the real buffer."""
+        """Dispatch prompts as the real buffer does. Raises `StarvedError` if the strategy accepts no group."""
         thrown_away = super().dispatch(prompts, groups_per_step)
         if not prompts:
             return 0
@@ -50,13 +50,13 @@ class VirtualBuffer(GroupBuffer):
         if size and self._num_dispatched > _HOPELESS * size:
             raise StarvedError(
                 f"starved: no mini-batch of {size} could be sampled in step {step}, though {self._num_dispatched} "
-                f"groups were dispatched for it; the strategy {self._policy!r} lets none through"
+                f"groups were dispatched for it; the strategy {self._policy!r} accepts none"
             )
         self.on_dispatch()
         return thrown_away
 
     def sample(self, size: int, step: int, refill: Callable[[Sequence[Replacement]], None]) -> Batch:
-        """As in the real buffer."""
+        """Sample a mini-batch as the real buffer does."""
         self._wanted, self._num_dispatched = (size, step), 0
         batch = super().sample(size, step, refill)
         self._wanted = (0, 0)
@@ -64,14 +64,14 @@ class VirtualBuffer(GroupBuffer):
 
     def _wait(self, seconds: float) -> bool:
         if self._virtual.run_next(within=seconds):
-            self._virtual.advance(0)  # all that happens at one moment is seen at once
+            self._virtual.advance(0)  # run all actions that are due at the same time
         else:
             self._virtual.advance(seconds + _TICK_S)
-        return True  # a reminder after a minute is for people
+        return True  # the reminder of a long wait is not logged here
 
 
 class SimulatedHolder:
-    """Holds version numbers in place of weights: the one in use and the one before."""
+    """Holds version numbers instead of weights: the current one and the previous one."""
 
     def __init__(self) -> None:
         self._held = [-1]
@@ -79,43 +79,43 @@ class SimulatedHolder:
 
     @property
     def version(self) -> int:
-        """Version that it samples from; -1 before the first publish."""
+        """Return the version that the engine samples from; -1 before the first publish."""
         return self._held[-1]
 
     def spec(self) -> None:
-        """It takes everything."""
+        """Accept any weights."""
 
     def stage(self, weights: Any, version: int) -> Mapping[str, int]:  # noqa: ARG002 (there are none)
-        """Take note of the version."""
+        """Remember the version."""
         self._staged = version
         return {}
 
     def pause(self) -> None:
-        """A flip takes no time."""
+        """Do nothing, because a flip takes no time."""
 
     def flip(self) -> None:
-        """Hold the staged version from now on."""
+        """Use the staged version."""
         assert self._staged is not None, "nothing is staged"
         self._held = [self._held[-1], self._staged]
         self._staged = None
 
     def unflip(self) -> None:
-        """Go back to the version before."""
+        """Return to the previous version."""
         self._staged = None
         self._held = self._held[:1]
 
     def resume(self) -> None:
-        """It was never paused."""
+        """Do nothing, because the engine was not paused."""
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """Nothing can be asked of it."""
+        """Raise `NotImplementedError`: there is no model."""
         raise NotImplementedError
 
 
 class SimulatedEngine(SimulatedHolder):
-    """Generates up to `groups_at_once` groups, each in its own time; the place of one that ends is taken at once.
+    """Generates up to `groups_at_once` groups; the slot of a finished group is refilled at once.
 
-    Unless it `overlaps`, it works only while the loop waits for it.
+    Unless `overlaps` is set, the engine works only while the loop waits for it.
     """
 
     def __init__(
@@ -132,25 +132,25 @@ class SimulatedEngine(SimulatedHolder):
         self.claimed: list[float] = []
         """Seconds that each claimed group takes."""
         self.tokens = 0
-        """Generated, whether anybody wanted them or not."""
+        """Number of generated tokens, including those of dropped groups."""
 
     @property
     def busy_s(self) -> float:
-        """Seconds of work until now, summed over the places."""
+        """Return the seconds of work until now, summed over the slots."""
         return self._busy_s + sum(self._clock.now() - since for since in self._running.values())
 
     def start(self, buffer: ReplayBuffer) -> None:
-        """Begin to serve."""
+        """Serve this buffer."""
         self._buffer = buffer
 
     def pump(self) -> None:
-        """Work off all that is pending, if it works only while it is waited for."""
+        """Claim groups and, unless the engine overlaps, generate all of them."""
         self.serve()
         while not self._overlaps and self._running:
             self._clock.run_next()
 
     def serve(self) -> None:
-        """Claim for the places that are free."""
+        """Claim one group for every free slot."""
         free = self._groups_at_once - len(self._running)
         if self._buffer is None or not free:
             return
@@ -161,7 +161,7 @@ class SimulatedEngine(SimulatedHolder):
             self._clock.schedule(seconds, partial(self._end, group, self.version, seconds))
 
     def _end(self, group: Group, version: int, seconds: float) -> None:
-        """Hand a group in, and claim the next one."""
+        """Finish a group, and claim the next one."""
         self._busy_s += self._clock.now() - self._running.pop(group.number)
         length = min(max(1, round(seconds * TOKENS_PER_SECOND)), _LONGEST)
         self.tokens += length
@@ -170,15 +170,15 @@ class SimulatedEngine(SimulatedHolder):
             self.serve()
 
     def answer(self, prompts: Sequence[Prompt]) -> Sequence[Trajectory]:
-        """Nothing can be asked of it."""
+        """Raise `NotImplementedError`: there is no model."""
         raise NotImplementedError
 
     def take_metrics(self) -> Mapping[str, object]:
-        """None."""
+        """Return no metrics."""
         return {}
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving the buffer."""
         self._buffer = None
 
 
@@ -192,7 +192,7 @@ def _answer(length: int, version: int) -> Trajectory:
 
 
 class SimulatedLearner:
-    """Takes the time of an update."""
+    """Consumes the time of an update."""
 
     def __init__(self, clock: VirtualClock, seconds: Callable[[int], float]) -> None:
         self.skips_nonfinite = False
@@ -204,7 +204,7 @@ class SimulatedLearner:
         """Dispatch numbers of every update."""
 
     def start_step(self, step: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no state."""
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Let the time of one mini-batch pass."""
@@ -215,23 +215,23 @@ class SimulatedLearner:
         return {}
 
     def weights(self) -> Any:
-        """None."""
+        """Return no weights."""
         return {}
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """Nothing can be asked of it."""
+        """Raise `NotImplementedError`: there is no model."""
         raise NotImplementedError
 
     def state_dict(self) -> Mapping[str, object]:
-        """Nothing is kept of a simulation."""
+        """Return nothing: a simulation is not saved."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing is kept of a simulation."""
+        """Do nothing: a simulation is not saved."""
 
 
 class SimulatedTransport:
-    """Takes the time of a weight sync, while the engine goes on; the first publish is free."""
+    """Consumes the time of a weight sync while the engine continues; the first publish takes no time."""
 
     def __init__(self, clock: VirtualClock, seconds: Callable[[int], float]) -> None:
         self._clock = clock
@@ -242,7 +242,7 @@ class SimulatedTransport:
     def publish(
         self, weights: Any, version: int, engines: Sequence[WeightHolder], **_options: Any
     ) -> Mapping[str, object]:
-        """Let the time pass, and move every engine."""
+        """Let the time pass, and publish the version to every engine."""
         seconds = self._seconds(version) if version else 0.0
         self.busy_s += seconds
         self._clock.advance(seconds)
@@ -253,7 +253,7 @@ class SimulatedTransport:
 
 
 class NumberedPrompts:
-    """Prompts without end, each another one."""
+    """An endless source of distinct prompts."""
 
     exhausted = False
 
@@ -261,16 +261,16 @@ class NumberedPrompts:
         self._numbers = itertools.count()
 
     def take(self, count: int) -> Sequence[Prompt]:
-        """The next prompts."""
+        """Return the next prompts."""
         return [Prompt(str(number), np.array([number])) for number in itertools.islice(self._numbers, count)]
 
     def heldout(self, count: int) -> Sequence[Prompt]:
-        """None."""
+        """Return no prompts."""
         return [][:count]
 
     def state_dict(self) -> Mapping[str, object]:
-        """Nothing is kept of a simulation."""
+        """Return nothing: a simulation is not saved."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing is kept of a simulation."""
+        """Do nothing: a simulation is not saved."""

@@ -1,4 +1,4 @@
-"""One simulated run: the real trainer, wired to ports that only take time."""
+"""One simulated run: the real trainer with ports that only consume time."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from hooktrainer.trainer import Trainer
 
 @attrs.define(kw_only=True, eq=False)
 class Simulation:
-    """Runs once; what it was made of can be looked at afterwards."""
+    """A simulated run. `run` can be called once; the components can be inspected afterwards."""
 
     config: TrainerConfig
     plugins: Sequence[Plugin | PlacedPlugin] = ()
-    """The one that sets the staleness strategy, or none; syncing comes by itself."""
+    """The plugin that sets the staleness strategy, or none; the plugin that publishes weights is added."""
     schedule: Schedule = attrs.field(factory=Schedule)
-    """How long everything takes."""
+    """Durations of all operations."""
     group_seconds: Callable[[Group], float] | None = None
-    """How long a group takes, if the schedule is not to say."""
+    """Seconds that a group takes; None to use the schedule."""
     limits: ReplayOptions | None = None
     groups_at_once: int = 1
     """Groups that the engine generates at the same time."""
     overlaps: bool = True
-    """Whether the engine works while the learner does."""
+    """Whether the engine works while the learner works."""
     prompts: PromptSource = attrs.field(factory=NumberedPrompts)
     clock: VirtualClock = attrs.field(factory=VirtualClock, init=False)
     buffer: VirtualBuffer = attrs.field(init=False)
@@ -61,7 +61,7 @@ class Simulation:
             self.buffer.on_dispatch = self.engine.serve
 
     def run(self) -> Outcome:
-        """Train to the end. Raises `RunError` as a real run would, `StarvedError` also where that would hang."""
+        """Run to the end. Raises `RunError` like a real run, and `StarvedError` where a real run would hang."""
         ports = Ports(
             learner=self.learner,
             engine=self.engine,

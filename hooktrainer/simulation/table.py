@@ -1,4 +1,4 @@
-"""Rows of a sweep as aligned text, and as JSON."""
+"""Rows of a sweep as an aligned table and as JSON."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _COLUMNS: Final[Mapping[str, Callable[[Outcome], str]]] = {
 }
 _SETTING: Final = ("T", "workers", "at once")
 LEGEND: Final = """\
-S: staleness of trained groups, 1 is fresh; age: S - 1. dropped: share of groups that ended untrained; wasted: share of
-the generated seconds that they took. length bias: mean length of trained over generated. limit: seconds a step if the
-slower of engine and learner never waited (their sum if nothing overlaps); of limit: how near the run came."""
+S: staleness of trained groups, 1 is fresh; age: S - 1. dropped: share of groups that were not trained; wasted: their
+share of the generation time. length bias: mean length of trained over generated groups. limit: seconds per step if the
+slower of engine and learner never waited (their sum if they do not overlap); of limit: limit over s/step."""
 
 
 def as_text(rows: Iterable[Row]) -> str:
-    """A table; the reason stands where a setting has no numbers."""
+    """Format a table; a setting that could not run has a reason instead of numbers."""
     titles = [*_SETTING, *_COLUMNS]
     found = list(rows)
     table = [titles, *map(_cells, found)]
@@ -43,7 +43,7 @@ def as_text(rows: Iterable[Row]) -> str:
 
 
 def as_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """One flat object a row; `reason` is null unless the setting has no numbers, which are then left out."""
+    """Return one flat object per row; a setting that could not run has only a `reason`, which is null otherwise."""
     return [
         {
             "threshold": row.threshold,

@@ -1,4 +1,4 @@
-"""A clock whose time passes only when it is told to, with the events that fall due on the way."""
+"""A clock that is advanced by hand, and runs the actions that become due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class VirtualClock:
-    """Runs scheduled actions in the order in which they fall due; ties in the order of scheduling."""
+    """Runs scheduled actions in the order of their due times; ties run in the order of scheduling."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -16,23 +16,23 @@ class VirtualClock:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
 
     def now(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return self._now
 
     def schedule(self, delay: float, action: Callable[[], None]) -> None:
-        """Run `action` that many seconds from now."""
+        """Schedule an action after `delay` seconds."""
         heapq.heappush(self._due, (self._now + _seconds(delay), self._num_scheduled, action))
         self._num_scheduled += 1
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; what falls due meanwhile runs, also if it is scheduled on the way."""
+        """Advance the time, and run all actions that become due, including those scheduled by other actions."""
         end = self._now + _seconds(seconds)
         while self._due and self._due[0][0] <= end:
             self.run_next()
         self._now = end
 
     def run_next(self, within: float = math.inf) -> bool:
-        """Go to the next action and run it, unless none falls due within so many seconds; returns whether one did."""
+        """Advance to the next action and run it; return False if none is due within that many seconds."""
         if not self._due or self._due[0][0] > self._now + within:
             return False
         self._now, _, action = heapq.heappop(self._due)

@@ -130,7 +130,7 @@ class TestDistributions:
 
         with pytest.raises(ConfigError, match="no row has timing_s/group/<seconds>; the run needs"):
             parse_distribution(f"recorded:{tmp_path}", "generate")
-        with pytest.raises(ConfigError, match=r"config.yaml does not say trainer.parameter_sync_step"):
+        with pytest.raises(ConfigError, match=r"config.yaml has no trainer.parameter_sync_step"):
             parse_distribution(f"recorded:{tmp_path}", "train")
 
 

@@ -308,7 +308,7 @@ def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> N
 
     assert run.process.wait() == 0
     assert run.rows() == list(range(1, 31))
-    assert said == "nobody reads standard output any more (Broken pipe): no more lines are shown, the run goes on\n"
+    assert said == "standard output cannot be written (Broken pipe): no more lines are shown, the run continues\n"
 
 
 @pytest.mark.slow
