@@ -20,13 +20,14 @@ from hooktrainer._util.shutdown import attempt, finish, interruptible
 from hooktrainer.bus.binding import Ports, bind
 from hooktrainer.bus.bus import Bus
 from hooktrainer.bus.handlers import PlacedPlugin
+from hooktrainer.checkpoint.background import BackgroundStore
 from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import StarvedError, SyncError
 from hooktrainer.events import FitStart, IterationEnd, IterationStart, Status, StepEnd, StepStart, WeightsSynced
 from hooktrainer.metrics import Last, Record, Sum, joined, to_host
 from hooktrainer.plugin import Plugin, Priority
-from hooktrainer.ports import Batch, Replacement, Result
+from hooktrainer.ports import Batch, CheckpointStore, Replacement, Result, RunState
 from hooktrainer.replay.dispatcher import Dispatcher
 
 
@@ -47,9 +48,9 @@ class Trainer:
         self.ports = ports
         self._config = config
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer, groups_per_step=config.train_batch_size)
-        placed = self.bus.plan.plugins
-        self._state = LiveState(placed, ports, self._dispatcher, place or RunPlace(), config.total_steps)
-        bind(placed, ports, self._state)
+        placed, place = self.bus.plan.plugins, place or RunPlace()
+        self._state = LiveState(placed, ports, self._dispatcher, place, config.total_steps)
+        bind(placed, ports, {RunState: self._state, CheckpointStore: BackgroundStore(place.directory)})
         self._step = 0
         self._complete = 0  # the last step whose weights are confirmed
         self._unreported: Record | None = None

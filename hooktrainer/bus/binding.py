@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -12,6 +13,7 @@ from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.plugin import UNBOUND, port_fields
 from hooktrainer.ports import (
+    CheckpointStore,
     Clock,
     KLControl,
     Learner,
@@ -23,7 +25,16 @@ from hooktrainer.ports import (
     WeightTransport,
 )
 
-STANDARD_PORTS: Final = (Learner, RolloutEngine, ReplayBuffer, WeightTransport, PromptSource, Clock, RunState)
+STANDARD_PORTS: Final = (
+    Learner,
+    RolloutEngine,
+    ReplayBuffer,
+    WeightTransport,
+    PromptSource,
+    Clock,
+    RunState,
+    CheckpointStore,
+)
 """Port types that every run offers."""
 
 CONFIGURED_PORTS: Final = (*STANDARD_PORTS, KLControl)
@@ -51,11 +62,12 @@ class Ports:
         return {**dict(zip(STANDARD_PORTS, standard, strict=False)), **self.extra}
 
 
-def bind(plugins: tuple[PlacedPlugin, ...], ports: Ports, run: RunState | None = None) -> None:
-    """Bind every unbound port. Raises `ConfigError` with all ports that the run does not offer."""
-    offered = dict(ports.by_type())
-    if run is not None:
-        offered[RunState] = run
+def bind(plugins: tuple[PlacedPlugin, ...], ports: Ports, run: Mapping[type, object] = MappingProxyType({})) -> None:
+    """Bind every unbound port; `run` holds the ports that the trainer adds, by type.
+
+    Raise `ConfigError` with all ports that the run does not offer.
+    """
+    offered = {**ports.by_type(), **run}
     faults = [
         fault for placed in plugins for fault in (*_bind_typed(placed, offered), *_bind_named(placed, ports.sinks))
     ]

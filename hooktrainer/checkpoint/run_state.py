@@ -1,4 +1,4 @@
-"""The state of a whole run: captured at the end of a step, put back before the first one."""
+"""The state of a whole run: captured at the end of a step, restored before the first one."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from hooktrainer._util import files
 from hooktrainer._util.random_state import get_random_state, set_random_state
 from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.errors import CheckpointError, ConfigError, did_you_mean
 from hooktrainer.events import Status
-from hooktrainer.ports import Snapshot
+from hooktrainer.ports import Snapshot, Stateful
 from hooktrainer.replay.dispatcher import Dispatcher
 
 _LOG: Final = logging.getLogger("hooktrainer")
-MISFITS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
-"""What somebody's `load_state_dict` raises for a state that is not its own."""
+_LOGGED_STEP: Final = ".last_row"
+_LOAD_ERRORS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
+"""Errors that `load_state_dict` may raise for the state of another component."""
 
 
 @attrs.frozen(kw_only=True)
 class RunPlace:
-    """Where a run is kept, and what it goes on from."""
+    """Where a run is stored, and what it resumes from."""
 
     directory: Path | None = None
-    """The run directory; without one nothing can be kept."""
+    """The run directory; without one no checkpoint can be saved."""
     resume: Literal["off", "auto"] | Path = "off"
-    """`off`, `auto` for the newest checkpoint in the run directory, or a checkpoint."""
+    """`off`, `auto` for the newest checkpoint in the run directory, or the path of a checkpoint."""
 
 
 class LiveState:
-    """The port `RunState`: every part of a run by name."""
+    """The port `RunState` of a run: the state of every part by name."""
 
     def __init__(
         self,
@@ -48,19 +50,34 @@ class LiveState:
         self.directory: Final = place.directory
         self.resume: Final = place.resume
         self.step = 0
-        """The complete step that the run goes on from."""
+        """The complete step that the run was restored from."""
         self.latest: Snapshot | None = None
-        """What was captured or restored last."""
+        """The snapshot that was captured or restored last."""
         self.had_ended = False
-        """Whether nothing was left to dispatch when it was captured, in a run of this many steps."""
-        self._learner: Snapshot | None = None
+        """Whether the restored run had no prompts left and the same `total_steps`."""
         self._plugins = {placed.name: placed.plugin for placed in plugins}
         self._ports = ports
         self._dispatcher = dispatcher
         self._total_steps = total_steps
 
+    @property
+    def logged_step(self) -> int:
+        """Return the last step recorded by `record_logged_step`; 0 if there is none."""
+        try:
+            return 0 if self.directory is None else int((self.directory / _LOGGED_STEP).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def record_logged_step(self, step: int) -> None:
+        """Record in the run directory that the row of `step` was written."""
+        if self.directory is not None and self.directory.is_dir():
+            files.replace(self.directory / _LOGGED_STEP, str(step).encode("ascii"))
+
     def capture(self, step: int) -> Snapshot:
-        """A copy of everything, as of the end of `step`. Raises `CheckpointError` naming what cannot be kept."""
+        """Return a copy of the whole state at the end of `step`.
+
+        Raise `CheckpointError` with the name of a state that cannot be saved.
+        """
         with self._ports.buffer.frozen():  # a plugin may count groups in its filter
             return self._captured(step)
 
@@ -70,7 +87,7 @@ class LiveState:
         parts = {
             "loop": {"exhausted": dispatcher.exhausted, "total_steps": self._total_steps},
             "random": self.random(),
-            "plugins": {name: kept for name, kept in plugins.items() if kept},
+            "plugins": {name: state for name, state in plugins.items() if state},
             "dispatch": dispatcher.state_dict(),
             **{name: _state_of(name, part) for name, part in self._parts().items()},
         }
@@ -78,39 +95,40 @@ class LiveState:
         return self.latest
 
     def restore(self, snapshot: Snapshot, *, keep_finished: bool = True, strict: bool = True) -> None:
-        """Put everything back before the first step. Raises `CheckpointError` if it is no state of this run."""
+        """Restore the whole state before the first step. Raise `CheckpointError` if it does not fit this run."""
         states = {name: decode(snapshot, name) for name in snapshot.parts}
-        with _fitting(snapshot, "plugins"):
+        with _load_errors_of(snapshot, "plugins"):
             self._restore_plugins(snapshot.step, states["plugins"], strict=strict)
         for name in ("learner", "prompts"):
-            with _fitting(snapshot, name):
+            with _load_errors_of(snapshot, name):
                 self._parts()[name].load_state_dict(states[name])
-        with _fitting(snapshot, "buffer"):
+        with _load_errors_of(snapshot, "buffer"):
             lost = self._ports.buffer.load_state_dict(states["buffer"], keep_finished=keep_finished)
             if (version := self._ports.buffer.version) != snapshot.step:
                 raise ValueError(f"its version is {version}")
-        with _fitting(snapshot, "dispatch"):
+        with _load_errors_of(snapshot, "dispatch"):
             self._dispatcher.load_state_dict(states["dispatch"])
             self._dispatcher.add_replacements(lost)
-        with _fitting(snapshot, "random"):
+        with _load_errors_of(snapshot, "random"):
             self.set_random(states["random"])
-        with _fitting(snapshot, "loop"):
+        with _load_errors_of(snapshot, "loop"):
             loop = states["loop"]
             self.had_ended = loop["exhausted"] and loop["total_steps"] == self._total_steps
         self.step, self.latest = snapshot.step, snapshot
 
     def capture_learner(self, step: int) -> Snapshot:
-        """A copy of the learner alone, as of the end of `step`. Raises `CheckpointError` naming what cannot be kept."""
-        if self._learner is None or self._learner.step != step:  # one copy for everybody who keeps it
-            self._learner = encode(step, {"learner": _state_of("learner", self._ports.learner)})
-        return self._learner
+        """Return a copy of the learner's current state; `step` is the last complete step.
+
+        Raise `CheckpointError` with the name of a state that cannot be saved.
+        """
+        return encode(step, {"learner": _state_of("learner", self._ports.learner)})
 
     def restore_learner(self, snapshot: Snapshot, *, step: int) -> None:
-        """Put the learner alone back, at any time between updates of `step`, which begins anew for it."""
-        with _fitting(snapshot, "learner"):
+        """Restore the learner alone, between updates of `step`; the learner starts that step again."""
+        with _load_errors_of(snapshot, "learner"):
             self._ports.learner.load_state_dict(decode(snapshot, "learner"))
-        self._ports.learner.start_step(step)  # a learner remembers the step that it was kept in
-        _LOG.warning("the learner was put back to the end of step %d", snapshot.step)
+        self._ports.learner.start_step(step)  # the restored learner is in the step that it was captured in
+        _LOG.warning("the learner was restored to the end of step %d", snapshot.step)
 
     def random(self) -> Mapping[str, object]:
         """Return the state of the global random generators of Python, NumPy and torch."""
@@ -141,42 +159,43 @@ class LiveState:
             f"total_steps = {self._total_steps}. Raise trainer.total_epochs, or lower total_steps"
         )
 
-    def _parts(self) -> Mapping[str, Any]:
+    def _parts(self) -> Mapping[str, Stateful]:
         return {"learner": self._ports.learner, "buffer": self._ports.buffer, "prompts": self._ports.prompts}
 
     def _restore_plugins(self, step: int, states: Mapping[str, Any], *, strict: bool) -> None:
         for name in sorted(states.keys() - self._plugins.keys()):
-            text = f"the checkpoint has the state of a plugin '{name}', which is not in the configuration."
+            text = f"the checkpoint holds the state of a plugin '{name}', which is not in the configuration."
             text += did_you_mean(name, self._plugins)
             if strict:
-                raise CheckpointError(f"{text} Put it back, or leave its state out with checkpoint's `strict: false`")
-            _LOG.warning("%s It is left out.", text)
+                raise CheckpointError(f"{text} Add the plugin, or ignore its state with checkpoint's `strict: false`")
+            _LOG.warning("%s The state is ignored.", text)
         for name, plugin in self._plugins.items():
             if name in states:
                 try:
                     plugin.load_state_dict(states[name])
-                except (ConfigError, *MISFITS) as error:
-                    known = isinstance(error, ConfigError)  # says all; anything else is found by its traceback
-                    found = error if known else repr(error)
+                except (ConfigError, *_LOAD_ERRORS) as error:
+                    expected = isinstance(error, ConfigError)  # any other error needs its traceback
+                    found = error if expected else repr(error)
                     text = f"the state of the plugin '{name}' in the checkpoint of step {step} does not fit it: {found}"
-                    way_out = "Go on with the plugin that was saved, or give it another `name` and set `strict: false`"
-                    raise CheckpointError(f"{text}. {way_out} at checkpoint") from (None if known else error)
+                    way_out = "Resume with the plugin that was saved, or give it another `name` and set `strict: false`"
+                    raise CheckpointError(f"{text}. {way_out} for checkpoint") from (None if expected else error)
             elif plugin.state_dict():
-                _LOG.warning("the checkpoint has no state of the plugin '%s', which begins anew", name)
+                _LOG.warning("the checkpoint has no state of the plugin '%s'; its initial state is used", name)
 
 
-def _state_of(name: str, part: Any) -> object:
-    state_dict: Callable[[], object] | None = getattr(part, "state_dict", None)
-    if state_dict is None:
-        raise CheckpointError(f"the {name} cannot be kept: {type(part).__name__} has no state_dict and load_state_dict")
-    return state_dict()
+def _state_of(name: str, part: object) -> object:
+    if not isinstance(part, Stateful):
+        raise CheckpointError(
+            f"the {name} cannot be saved: {type(part).__name__} has no state_dict and load_state_dict"
+        )
+    return part.state_dict()
 
 
 @contextmanager
-def _fitting(snapshot: Snapshot, part: str) -> Iterator[None]:
-    """Whatever a part makes of a state that is not its own is a `CheckpointError`."""
+def _load_errors_of(snapshot: Snapshot, part: str) -> Iterator[None]:
+    """Raise every error of a state that does not fit as a `CheckpointError` that names the part."""
     try:
         yield
-    except MISFITS as error:
+    except _LOAD_ERRORS as error:
         text = f"part '{part}' of the checkpoint of step {snapshot.step} does not fit this run: {error!r}"
         raise CheckpointError(text) from error

@@ -1,7 +1,8 @@
-"""The checkpoints of a run: `checkpoints/step_00000010/`, a pointer `latest`, and what interrupted saves left behind.
+"""The checkpoints of a run: `checkpoints/step_00000010/` and so on, and the pointer file `latest`.
 
-A save fills a directory whose name begins with a dot, and gives it its own name when all of it is on the disk; then the
-pointer moves; then what is not to be kept is removed. Whatever does not look like a checkpoint of ours is left alone.
+A save writes a directory under a hidden temporary name and renames it once all files are synced to disk. Then the
+pointer is updated, and then checkpoints that retention does not keep are removed. Files and directories that are not
+checkpoints are never touched.
 """
 
 from __future__ import annotations
@@ -11,44 +12,22 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
-
-import attrs
+from typing import Final
 
 from hooktrainer._util import files
 from hooktrainer.checkpoint import directory
 from hooktrainer.errors import CheckpointError
-from hooktrainer.ports import Snapshot
+from hooktrainer.ports import BestMetric, Retention, Snapshot, StoredCheckpoint
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _NAME: Final = re.compile(r"step_(\d{8,})")
-_LEFT: Final = re.compile(r"\.step_(\d{8,})\.(unfinished|removed)")
+_TEMPORARY: Final = re.compile(r"\.step_(\d{8,})\.(unfinished|removed)")
 _ASIDE: Final = re.compile(r"step_(\d{8,})\.(set_aside|replaced)(\.\d+)?")
 LATEST: Final = "latest"
 
 
-@attrs.frozen
-class Best:
-    """What makes a checkpoint better than another."""
-
-    metric: str
-    mode: Literal["max", "min"] = "max"
-
-    def improves(self, score: float, on: float | None) -> bool:
-        """Whether a score is better than another one, or the first."""
-        return on is None or (score > on if self.mode == "max" else score < on)
-
-
-@attrs.frozen
-class Found:
-    """A checkpoint that was read."""
-
-    path: Path
-    snapshot: Snapshot
-
-
 class Store:
-    """The directory `checkpoints`; one process writes to it, one save at a time."""
+    """The directory `checkpoints` of a run. One process writes to it, one save at a time."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -58,12 +37,12 @@ class Store:
         snapshot: Snapshot,
         scores: Mapping[str, float] | None = None,
         *,
-        wanted: Callable[[], bool] = lambda: True,
+        may_publish: Callable[[], bool] = lambda: True,
     ) -> Path:
-        """Write a checkpoint and point to it; nothing of the others is touched.
+        """Write a checkpoint, point `latest` to it, and return its path. Other checkpoints are not changed.
 
-        `wanted` is asked at the last moment, and an unwanted one is not published. Raises `CheckpointError` if it
-        cannot be written; what was there is as it was.
+        `may_publish` is called just before the rename. Raise `CheckpointError` if the checkpoint cannot be written;
+        earlier checkpoints are unchanged then.
         """
         name = f"step_{snapshot.step:08d}"
         target, unfinished = self.root / name, self.root / f".{name}.unfinished"
@@ -74,138 +53,152 @@ class Store:
             files.discard(unfinished)
             unfinished.mkdir()
             directory.write(snapshot, unfinished, scores or {})
-            if not wanted():
-                raise CheckpointError("the run was broken off")
+            if not may_publish():
+                raise CheckpointError("the run was aborted")
             self._publish(unfinished, target)
-        except Exception as error:  # noqa: BLE001 (whatever it is, what was there stays)
+        except Exception as error:  # noqa: BLE001 (any failure must leave earlier checkpoints unchanged)
             files.discard(unfinished)
             text = f"the checkpoint of step {snapshot.step} could not be written to {self.root}: {error}"
-            known = isinstance(error, (OSError, CheckpointError))  # says all; anything else is found by its traceback
-            raise CheckpointError(f"{text}. What was kept before is as it was.") from (None if known else error)
-        self._point_to(target)
+            expected = isinstance(error, (OSError, CheckpointError))  # any other error needs its traceback
+            raise CheckpointError(f"{text}. Earlier checkpoints are unchanged.") from (None if expected else error)
+        self._update_latest(target)
         return target
 
-    def retain(self, keep_last: int, best: Best | None = None) -> None:
-        """Remove all checkpoints but the last ones (-1: none) and the best one."""
-        if keep_last < 0:
+    def retain(self, retention: Retention) -> None:
+        """Remove all checkpoints that `retention` does not keep."""
+        if retention.keep_last < 0:
             return
         scores = self._scores()
-        kept = set(sorted(scores)[-keep_last:])
-        if best is not None and (top := self.best(best)) is not None:
-            kept.add(top[0])
+        kept = set(sorted(scores)[-retention.keep_last :])
+        if retention.best is not None and (best := self.best(retention.best)) is not None:
+            kept.add(best[0])
         for step in scores.keys() - kept:
             self._remove(self._path(step))
 
-    def best(self, best: Best) -> tuple[int, float] | None:
-        """The step with the best score, the first of several, and the score; None if none has one."""
-        top: tuple[int, float] | None = None
+    def best(self, metric: BestMetric) -> tuple[int, float] | None:
+        """Return the first step with the best score, and the score; None if no checkpoint has the metric."""
+        best: tuple[int, float] | None = None
         for step, scores in sorted(self._scores().items()):
-            score = scores.get(best.metric)
-            if score is not None and best.improves(score, None if top is None else top[1]):
-                top = (step, score)
-        return top
+            score = scores.get(metric.key)
+            if score is not None and metric.improves(score, None if best is None else best[1]):
+                best = (step, score)
+        return best
 
-    def newest(self, *, allow_fresh: bool = False) -> Found | None:
-        """The newest checkpoint of which every byte is right; None if there never was one.
+    def load_newest(self, *, allow_fresh: bool = False) -> StoredCheckpoint | None:
+        """Return the newest complete checkpoint with correct checksums; None if there never was a checkpoint.
 
-        Says what it passes over. Raises `CheckpointError` if there are only incomplete ones, unless `allow_fresh`.
+        Log every checkpoint that is skipped. Raise `CheckpointError` if all are incomplete, unless `allow_fresh`.
         """
-        passed = {
-            step: f"the save of step {step} was interrupted" for step, kind in self._left() if kind == "unfinished"
+        skipped = {
+            step: f"the save of step {step} was interrupted"
+            for step, kind in self._temporary_steps()
+            if kind == "unfinished"
         }
         found = None
         for step in sorted(self._steps(), reverse=True):
             try:
-                found = Found(self._path(step), self.read(self._path(step)))
+                found = StoredCheckpoint(self._path(step), self.read(self._path(step)))
                 break
             except CheckpointError as error:
-                passed[step] = str(error)
+                skipped[step] = str(error)
         if found is None:
-            passed = self._traces() | passed
+            skipped = self._earlier_checkpoints() | skipped
         else:
-            passed = {step: why for step, why in passed.items() if step > found.snapshot.step}
-        self._report(found, passed, allow_fresh=allow_fresh)
+            skipped = {step: reason for step, reason in skipped.items() if step > found.snapshot.step}
+        self._log_skipped(found, skipped, allow_fresh=allow_fresh)
         return found
 
     @staticmethod
     def read(path: Path) -> Snapshot:
-        """One checkpoint. Raises `CheckpointError` if it is incomplete, damaged, or not of the step in its name."""
+        """Read one checkpoint.
+
+        Raise `CheckpointError` if it is incomplete or damaged, or if its step differs from the one in its name.
+        """
         try:
             snapshot = directory.read(path)
         except CheckpointError as error:
             raise CheckpointError(f"the checkpoint {path} is incomplete or damaged: {error}") from None
         if (named := _NAME.fullmatch(path.name)) and int(named[1]) != snapshot.step:
-            raise CheckpointError(f"the checkpoint {path} is of step {snapshot.step}, which its name does not say")
+            raise CheckpointError(
+                f"the checkpoint {path} holds step {snapshot.step}, but its name has step {int(named[1])}"
+            )
         return snapshot
 
-    def go_on_from(self, step: int) -> None:
-        """Set aside what is newer than this step, and clear away what interrupted saves left."""
+    def prepare(self, step: int) -> None:
+        """Prepare for saves after `step`: set newer checkpoints aside, and delete the remains of interrupted saves."""
         for newer in sorted(self._steps()):
             if newer > step:
                 self._set_aside(self._path(newer), "set_aside")
-        for left, kind in self._left():
-            files.discard(self.root / f".step_{left:08d}.{kind}")
+        for temporary, kind in self._temporary_steps():
+            files.discard(self.root / f".step_{temporary:08d}.{kind}")
 
-    def _report(self, found: Found | None, passed: dict[int, str], *, allow_fresh: bool) -> None:
-        listed = "; ".join(why for _, why in sorted(passed.items()))
-        if found is None and passed:
+    def _log_skipped(self, found: StoredCheckpoint | None, skipped: dict[int, str], *, allow_fresh: bool) -> None:
+        reasons = "; ".join(reason for _, reason in sorted(skipped.items()))
+        if found is None and skipped:
             if not allow_fresh:
                 raise CheckpointError(
-                    f"{self.root} has no complete checkpoint, and nothing to go on from: {listed}. To begin anew "
-                    "all the same, set allow_fresh: true at the checkpoint plugin, or run.resume=off"
+                    f"{self.root} has no complete checkpoint, so the run cannot resume: {reasons}. To start a "
+                    "new run, set allow_fresh: true for the checkpoint plugin, or run.resume=off"
                 )
-            _LOG.warning("beginning anew: %s has no complete checkpoint: %s", self.root, listed)
-        elif found is not None and passed:
-            steps = ", ".join(map(str, sorted(passed)))
-            _LOG.warning("going on from step %d; %s is incomplete: %s", found.snapshot.step, steps, listed)
+            _LOG.warning("starting a new run: %s has no complete checkpoint: %s", self.root, reasons)
+        elif found is not None and skipped:
+            steps = ", ".join(map(str, sorted(skipped)))
+            verb = "is" if len(skipped) == 1 else "are"
+            _LOG.warning(
+                "resuming from step %d; the checkpoint of step %s %s incomplete: %s",
+                found.snapshot.step,
+                steps,
+                verb,
+                reasons,
+            )
         pointer = self.root / LATEST
-        if found is not None and pointer.exists() and (said := _text(pointer)) != found.path.name:
-            _LOG.warning("%s says %r; the newest good checkpoint is %s", pointer, said, found.path.name)
+        if found is not None and pointer.exists() and (content := _text(pointer)) != found.path.name:
+            _LOG.warning("%s contains %r; the newest complete checkpoint is %s", pointer, content, found.path.name)
 
     def _publish(self, unfinished: Path, target: Path) -> None:
-        """Give it its name on the disk, or leave everything as it was."""
-        there = target.exists() or target.is_symlink()
-        aside = self._set_aside(target, "replaced") if there else None
+        """Rename a written checkpoint to its final name, or leave everything unchanged."""
+        occupied = target.exists() or target.is_symlink()
+        aside = self._set_aside(target, "replaced") if occupied else None
         try:
             files.rename(unfinished, target)
         except BaseException:
-            if not unfinished.exists():  # the name was given, but may not be on the disk
+            if not unfinished.exists():  # it was renamed, but the rename may not be on disk
                 target.rename(unfinished)
             if aside is not None:
                 aside.rename(target)
             raise
 
-    def _point_to(self, target: Path) -> None:
-        """The pointer is for people; a resume looks at what is there, so that a save without it is a save."""
+    def _update_latest(self, target: Path) -> None:
+        """Point `latest` to a checkpoint. A failure is only logged: the pointer is for people, resuming ignores it."""
         pointer = self.root / LATEST
         try:
             files.replace(pointer, f"{target.name}\n".encode())
         except OSError as error:
             files.discard(pointer.with_name(f".{LATEST}.new"))
-            _LOG.warning("%s is complete, but %s could not be moved to it: %s", target, pointer, error)
+            _LOG.warning("%s is complete, but %s could not be updated: %s", target, pointer, error)
 
-    def _traces(self) -> dict[int, str]:
-        """What shows that there once was a checkpoint, by step."""
+    def _earlier_checkpoints(self) -> dict[int, str]:
+        """Return, by step, the evidence that there were checkpoints that no longer exist."""
         names = map(_ASIDE.fullmatch, _names(self.root))
-        traces = {int(match[1]): f"{match[0]} was set aside" for match in names if match}
+        evidence = {int(match[1]): f"{match[0]} was set aside" for match in names if match}
         pointer = self.root / LATEST
         if pointer.exists():
-            named = _NAME.fullmatch(said := _text(pointer))
-            traces[int(named[1]) if named else 0] = f"{LATEST} names {said!r}, which is not there"
-        return traces
+            named = _NAME.fullmatch(content := _text(pointer))
+            evidence[int(named[1]) if named else 0] = f"{LATEST} contains {content!r}, which does not exist"
+        return evidence
 
     def _path(self, step: int) -> Path:
         return self.root / f"step_{step:08d}"
 
     def _steps(self) -> Iterator[int]:
-        """What has the name of a checkpoint, whatever it is."""
+        """Yield the step of every entry that has the name of a checkpoint."""
         yield from (int(match[1]) for match in map(_NAME.fullmatch, _names(self.root)) if match)
 
-    def _left(self) -> list[tuple[int, str]]:
-        return [(int(match[1]), match[2]) for match in map(_LEFT.fullmatch, _names(self.root)) if match]
+    def _temporary_steps(self) -> list[tuple[int, str]]:
+        return [(int(match[1]), match[2]) for match in map(_TEMPORARY.fullmatch, _names(self.root)) if match]
 
     def _scores(self) -> dict[int, Mapping[str, float]]:
-        """Of everything that is a checkpoint by its manifest."""
+        """Return the scores of every directory with a valid manifest, by step."""
         scores: dict[int, Mapping[str, float]] = {}
         for step in self._steps():
             path = self._path(step)
@@ -219,22 +212,22 @@ class Store:
                 scores[step] = manifest.scores
         return scores
 
-    def _set_aside(self, path: Path, why: str) -> Path:
+    def _set_aside(self, path: Path, reason: str) -> Path:
         names = (
-            f"{path.name}.{why}{suffix}" for suffix in itertools.chain([""], (f".{n}" for n in itertools.count(1)))
+            f"{path.name}.{reason}{suffix}" for suffix in itertools.chain([""], (f".{n}" for n in itertools.count(1)))
         )
         target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
         files.rename(path, target)
-        _LOG.warning("%s is not a part of this run any more; it is kept as %s", path, target.name)
+        _LOG.warning("%s is no longer part of this run; it was renamed to %s", path, target.name)
         return target
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint; files in it that are not its own stay where they are."""
+        """Remove a checkpoint. Other files in its directory are kept."""
         own = {*directory.read_manifest(path).files, directory.MANIFEST}
         if own >= set(_names(path)):
             removed = path.with_name(f".{path.name}.removed")
             files.discard(removed)
-            path = path.rename(removed)  # it is whole, or it is gone
+            path = path.rename(removed)  # a kill leaves it either complete or hidden
         (path / directory.MANIFEST).unlink()
         for name in own - {directory.MANIFEST}:
             (path / name).unlink(missing_ok=True)
@@ -246,7 +239,7 @@ def _names(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()] if directory.is_dir() else []
 
 
-def _pointed_to(path: Path) -> Path:
+def _resolve_latest(path: Path) -> Path:
     if path.name == LATEST and path.is_file() and _NAME.fullmatch(name := _text(path)):
         return path.with_name(name)
     return path
@@ -259,9 +252,9 @@ def _text(path: Path) -> str:
         return str(error)
 
 
-def may_be_found(path: Path) -> bool:
-    """Whether there is something that `find` would read."""
-    path = _pointed_to(path)
+def has_checkpoint(path: Path) -> bool:
+    """Return whether `load` would find something to read at a path; nothing is read or verified."""
+    path = _resolve_latest(path)
     return path.is_dir() and any(
         _NAME.fullmatch(name) or name == directory.MANIFEST
         for root in (path, path / "checkpoints")
@@ -269,12 +262,15 @@ def may_be_found(path: Path) -> bool:
     )
 
 
-def find(path: Path, *, allow_fresh: bool = False) -> Found | None:
-    """What `run.resume` names: a checkpoint, a directory of checkpoints, a run with one, or a pointer."""
-    path = _pointed_to(path)
+def load(path: Path, *, allow_fresh: bool = False) -> StoredCheckpoint:
+    """Read the checkpoint at a path: a checkpoint, a directory of checkpoints, a run directory, or a pointer file.
+
+    Raise `CheckpointError` if there is no complete one.
+    """
+    path = _resolve_latest(path)
     if _NAME.fullmatch(path.name) or (path / directory.MANIFEST).exists():
-        return Found(path, Store.read(path))
+        return StoredCheckpoint(path, Store.read(path))
     for root in (path / "checkpoints", path):
-        if root.is_dir() and (found := Store(root).newest(allow_fresh=allow_fresh)) is not None:
+        if root.is_dir() and (found := Store(root).load_newest(allow_fresh=allow_fresh)) is not None:
             return found
     raise CheckpointError(f"there is no checkpoint at {path}; expected a directory such as runs/NAME or step_00000010")

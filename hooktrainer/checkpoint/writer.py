@@ -1,4 +1,4 @@
-"""Snapshots written in the background, one after the other, by one thread."""
+"""A background thread that writes snapshots one after the other."""
 
 from __future__ import annotations
 
@@ -12,97 +12,95 @@ from hooktrainer.errors import CheckpointError
 from hooktrainer.ports import Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
-_SILENT_S: Final = 3.0
-"""Seconds that an end may wait for the disk without a word."""
+_WARN_AFTER_S: Final = 3.0
+"""Seconds that `close` waits for the disk before it logs a warning."""
 
 
 class Writer:
-    """Writes in the order of `put`; one snapshot is being written and one may wait.
+    """Writes snapshots in the order of `submit`. One snapshot is being written and one may be queued.
 
-    When a third comes, the disk is slower than the run, and the run waits: every one that is due will be there, and no
-    more than these are ever in memory. A failure is raised by the next call of any method, once.
+    A third one blocks the caller. No due save is skipped, and no more than two snapshots are held here. The error of a
+    failed write is raised once, by the next call of any method.
     """
 
     def __init__(self, write: Callable[[Snapshot, Mapping[str, float]], None]) -> None:
         self._write = write
-        self._waiting: tuple[Snapshot, Mapping[str, float]] | None = None
+        self._queued: tuple[Snapshot, Mapping[str, float]] | None = None
         self._writing: int | None = None
         """The step that is being written."""
         self._closing = False
-        self._failure: Exception | None = None
+        self._error: Exception | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._said = False
+        self._warned = False
         self.abandoned = False
-        """Whether nothing may be published any more."""
+        """Whether the writer was given up; nothing is published any more."""
 
-    def put(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
-        """Have it written; waits while another one waits already. Raises what failed before."""
-        self.raise_failure()
+    def submit(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
+        """Queue a snapshot; block while another one is queued. Raise the error of an earlier write."""
+        self.raise_error()
         if self._thread is None:
             self._closing = False
-            # A daemon, so that a process that is told to leave at once does; nothing is ever half published.
+            # A daemon thread does not delay a process that has to exit at once. A checkpoint is never half published.
             self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
             self._thread.start()
         started = perf_counter()
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting is None or self._failure is not None)
-            self.raise_failure()
-            self._waiting = (snapshot, scores)
+            self._changed.wait_for(lambda: self._queued is None or self._error is not None)
+            self.raise_error()
+            self._queued = (snapshot, scores)
             self._changed.notify_all()
-        if (waited := perf_counter() - started) > 1.0 and not self._said:
-            self._said = True
-            _LOG.warning(
-                "the run waited %.1f s for a checkpoint to be written: the disk is slower than they are due", waited
-            )
+        if (waited := perf_counter() - started) > 1.0 and not self._warned:
+            self._warned = True
+            _LOG.warning("the run waited %.1f s for the disk: checkpoints are due faster than they are written", waited)
 
-    def raise_failure(self) -> None:
-        """Raise what failed since it was last raised."""
+    def raise_error(self) -> None:
+        """Raise the error of a failed write that was not raised yet."""
         with self._changed:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
 
-    def forgo(self) -> None:
-        """Something newer will be written: what waits need not be, unless it has a score that it may be kept for."""
+    def drop_queued(self) -> None:
+        """Drop the queued snapshot unless it has a score, because a newer snapshot will be written."""
         with self._changed:
-            if self._waiting is not None and not self._waiting[1]:
-                self._waiting = None
+            if self._queued is not None and not self._queued[1]:
+                self._queued = None
                 self._changed.notify_all()
 
-    def close(self, seconds: float | None = None) -> None:
-        """End the thread once everything is written; says so if that takes long. Raises what failed.
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is written, and end the thread. Raise the error of a failed write.
 
-        After so many seconds it is given up, which is a `CheckpointError`, and nothing is published any more.
+        Raise `CheckpointError` after `timeout_s`; the writer is abandoned then.
         """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(_SILENT_S if seconds is None else min(_SILENT_S, seconds))
+            self._thread.join(_WARN_AFTER_S if timeout_s is None else min(_WARN_AFTER_S, timeout_s))
             if self._thread.is_alive():
-                _LOG.warning("the run ends once the checkpoint of step %s is on the disk, which is slow", self._writing)
-                self._thread.join(None if seconds is None else max(0.0, seconds - _SILENT_S))
+                _LOG.warning("waiting for the disk: the checkpoint of step %s is being written", self._writing)
+                self._thread.join(None if timeout_s is None else max(0.0, timeout_s - _WARN_AFTER_S))
             if self._thread.is_alive():
                 self.abandoned = True
-                raise CheckpointError(f"the checkpoint of step {self._writing} was given up after {seconds:.1f} s")
+                raise CheckpointError(f"the checkpoint of step {self._writing} was abandoned after {timeout_s:.1f} s")
             self._thread = None
-        self.raise_failure()
+        self.raise_error()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
-                if self._waiting is None:
+                self._changed.wait_for(lambda: self._queued is not None or self._closing)
+                if self._queued is None:
                     return
-                (snapshot, scores), self._waiting = self._waiting, None
+                (snapshot, scores), self._queued = self._queued, None
                 self._writing = snapshot.step
                 self._changed.notify_all()
             try:
                 self._write(snapshot, scores)
             except Exception as error:  # noqa: BLE001 (raised on the loop's thread)
                 with self._changed:
-                    self._failure = self._failure or error
+                    self._error = self._error or error
             finally:
                 with self._changed:
                     self._writing = None

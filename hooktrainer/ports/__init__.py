@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hooktrainer.ports.checkpoint import BestMetric, CheckpointStore, Retention, StoredCheckpoint
 from hooktrainer.ports.groups import (
     Ages,
     Batch,
@@ -17,14 +18,16 @@ from hooktrainer.ports.groups import (
 from hooktrainer.ports.learner import KLControl, Learner
 from hooktrainer.ports.replay import GroupSource, ReplayBuffer, StalenessPolicy
 from hooktrainer.ports.rollout import RolloutEngine
-from hooktrainer.ports.run import Clock, Result, RunState, Sink, Snapshot
+from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful
 from hooktrainer.ports.tasks import PromptSource, Task
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightTransport
 
 __all__ = [
     "Ages",
     "Batch",
+    "BestMetric",
     "Canary",
+    "CheckpointStore",
     "Clock",
     "FailureReason",
     "Floats",
@@ -38,11 +41,15 @@ __all__ = [
     "Replacement",
     "ReplayBuffer",
     "Result",
+    "Retention",
+    "RewindableSink",
     "RolloutEngine",
     "RunState",
     "Sink",
     "Snapshot",
     "StalenessPolicy",
+    "Stateful",
+    "StoredCheckpoint",
     "Task",
     "Tokens",
     "Trajectory",

@@ -1,8 +1,8 @@
-"""What a run keeps: its own state, and the rows that it reports."""
+"""The run: its clock, its result, its state, and the sinks that its rows are written to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Clock(Protocol):
-    """Seconds that only go forward."""
+    """A monotonic clock."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return the seconds since a fixed point in time."""
         ...
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Snapshot:
-    """The state of a run at the end of a step; it shares no memory with what is being trained."""
+    """The state of a run at the end of a step. It shares no memory with the running components."""
 
     step: int
-    """The last complete step, 0 before the first."""
+    """The last complete step; 0 before the first."""
     parts: Mapping[str, Any]
-    """Strict JSON by the name of a part; tensors and arrays are mentioned in it by name."""
+    """State by part, as strict JSON that refers to tensors and arrays by name."""
     tensors: Mapping[str, Tensor] = attrs.field(factory=dict)
-    """On the host, contiguous, no two sharing memory."""
+    """CPU tensors, contiguous, no two of which share memory."""
     arrays: Mapping[str, np.ndarray] = attrs.field(factory=dict)
 
 
@@ -48,37 +48,56 @@ class Result:
     step: int
     """The last complete step."""
     began: int = 0
-    """The step after which this process went on; 0 for a run that it began."""
+    """The step that this process resumed after; 0 for a new run."""
     seconds: float
 
     def event(self, version: int, times: Mapping[str, float]) -> FitEnd:
-        """What every plugin is told."""
+        """Return the `fit_end` event of this result."""
         summary = MappingProxyType({"steps": float(self.step), "seconds": self.seconds, **times})
         return FitEnd(status=self.status, reason=self.reason, step=self.step, version=version, summary=summary)
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """A place where rows go.
+    """A destination for rows, such as a file, a terminal or an experiment tracker.
 
-    A class that YAML names is called as `Class(directory, total_steps)`: the run directory, a `Path`, and the number of
-    steps, None if the run lasts until its data ends. Whatever else the constructor takes must have a default. The name
-    is a registered one, `package.module:Class`, or `file.py:Class` relative to the working directory.
-
-    A sink that can take rows back has a `rewind(step)`, too: it takes back all rows after that step and returns their
-    steps, ascending. A run that goes on from a checkpoint calls it after `open`.
+    A class that YAML names is constructed as `Class(directory, total_steps)`: the run directory, a `Path`, and the
+    number of steps, None if the run lasts until its data ends. All other parameters need defaults. The name is a
+    registered one, `package.module:Class`, or `file.py:Class` relative to the working directory.
     """
 
     def open(self) -> None:
-        """Get ready; raises if rows could not be written later."""
+        """Prepare for writing. Raise an error if rows could not be written later."""
         ...
 
     def write(self, step: int, row: Row) -> None:
-        """Take one row; steps ascend."""
+        """Write one row; steps ascend."""
         ...
 
     def close(self) -> None:
-        """Flush and let go. May be called twice, and before `open`."""
+        """Flush and release all resources. May be called twice, and before `open`."""
+        ...
+
+
+@runtime_checkable
+class RewindableSink(Sink, Protocol):
+    """A sink that can delete rows; a resumed run calls `rewind` after `open`."""
+
+    def rewind(self, step: int) -> Sequence[int]:
+        """Delete all rows after `step` and return their steps in ascending order."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A component whose state is saved in checkpoints."""
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Return the state as nested numbers, strings, lists, dicts, tensors and arrays."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> object:
+        """Restore the state returned by `state_dict()`."""
         ...
 
 
@@ -88,54 +107,63 @@ class RunState(Protocol):
 
     @property
     def step(self) -> int:
-        """The complete step that the run goes on from; 0 at the start."""
+        """Return the complete step that the run was restored from; 0 for a new run."""
         ...
 
     @property
     def directory(self) -> Path | None:
-        """The run directory; None if the run has none."""
+        """Return the run directory; None if the run has none."""
         ...
 
     @property
     def resume(self) -> Literal["off", "auto"] | Path:
-        """`off`: begin anew; `auto`: go on from the newest checkpoint, if there is any; else from this one."""
+        """Return `off` for a new run, `auto` for the newest checkpoint if there is one, or a checkpoint path."""
         ...
 
     @property
     def latest(self) -> Snapshot | None:
-        """What was captured or restored last."""
+        """Return the snapshot that was captured or restored last."""
+        ...
+
+    @property
+    def logged_step(self) -> int:
+        """Return the last step recorded by `record_logged_step`, also by an earlier process; 0 if there is none."""
+        ...
+
+    def record_logged_step(self, step: int) -> None:
+        """Record in the run directory that the row of `step` was written. Do nothing without a directory."""
         ...
 
     def capture(self, step: int) -> Snapshot:
-        """A copy of everything, as of the end of `step`; on the loop's thread, between updates.
+        """Return a copy of the whole state at the end of `step`; on the loop's thread, between updates.
 
-        Raises `CheckpointError` naming what cannot be kept.
+        Raise `CheckpointError` with the name of a state that cannot be saved.
         """
         ...
 
     def restore(self, snapshot: Snapshot, *, keep_finished: bool = True, strict: bool = True) -> None:
-        """Put everything back before the first step. Raises `CheckpointError` if it is no state of this run.
+        """Restore the whole state before the first step.
 
-        Finished groups that are not kept are dispatched again. Unless `strict`, a state of a plugin that is not there
-        any more is left out.
+        Finished groups are dispatched again unless `keep_finished`. States of plugins that are not configured are
+        ignored unless `strict`. Raise `CheckpointError` if the snapshot does not fit this run.
         """
         ...
 
     def capture_learner(self, step: int) -> Snapshot:
-        """A copy of the learner alone, as of the end of `step`, between updates; it does not become `latest`.
+        """Return a copy of the learner's current state, between updates; it does not become `latest`.
 
-        Raises `CheckpointError` naming what cannot be kept.
+        `step` is the last complete step. Raise `CheckpointError` with the name of a state that cannot be saved.
         """
         ...
 
     def restore_learner(self, snapshot: Snapshot, *, step: int) -> None:
-        """Put the learner alone back, at any time between updates of `step`, which begins anew for it."""
+        """Restore the learner alone, between updates of `step`; the learner starts that step again."""
         ...
 
     def random(self) -> Mapping[str, object]:
-        """The state of the global random generators of Python, NumPy and torch."""
+        """Return the state of the global random generators of Python, NumPy and torch."""
         ...
 
     def set_random(self, state: Mapping[str, Any]) -> None:
-        """Put the global random generators back."""
+        """Restore the state of the global random generators."""
         ...

@@ -13,7 +13,7 @@ from hooktrainer._util.clock import SystemClock
 from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.plan_text import describe
 from hooktrainer.checkpoint.run_state import RunPlace
-from hooktrainer.checkpoint.store import may_be_found
+from hooktrainer.checkpoint.store import has_checkpoint
 from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.plugin import port_fields
@@ -59,7 +59,7 @@ def build_trainer(config: Config) -> Trainer:
 
 def _check_resume(place: RunPlace) -> None:
     """Whether there is something where a path points; a checkpoint is read later, by the plugin that does that."""
-    if isinstance(place.resume, Path) and not may_be_found(place.resume):
+    if isinstance(place.resume, Path) and not has_checkpoint(place.resume):
         found = "no checkpoint" if place.resume.exists() else "nothing"
         text = f"there is {found} at {place.resume}; it is off, auto, or the path of a checkpoint or of a run"
         hint = did_you_mean(place.resume.name, ("off", "auto"))

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from hooktrainer.testing.contract import check_order_independent, check_plugin, fake_ports
     from hooktrainer.testing.fake_bus import FakeBus
     from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
-    from hooktrainer.testing.fake_state import FakeRunState
+    from hooktrainer.testing.fake_state import FakeCheckpointStore, FakeRunState
     from hooktrainer.testing.fakes import (
         FakeBuffer,
         FakeKLControl,
         FakeLearner,
         FakePrompts,
+        FakeRewindableSink,
         FakeSink,
         FakeTask,
         ManualClock,
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 __all__ = [
     "FakeBuffer",
     "FakeBus",
+    "FakeCheckpointStore",
     "FakeEngine",
     "FakeKLControl",
     "FakeLearner",
     "FakePrompts",
+    "FakeRewindableSink",
     "FakeRunState",
     "FakeSink",
     "FakeTask",
@@ -45,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "FakeBus": "fake_bus",
+    "FakeCheckpointStore": "fake_state",
     "FakeEngine": "fake_engine",
     "FakeRunState": "fake_state",
     "FakeTransport": "fake_engine",

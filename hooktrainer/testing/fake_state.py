@@ -1,4 +1,4 @@
-"""A run whose whole state is one mapping."""
+"""Fakes of the run state and the checkpoint store; they keep everything in memory."""
 
 from __future__ import annotations
 
@@ -9,42 +9,48 @@ from typing import Any, Literal
 import attrs
 
 from hooktrainer.checkpoint.codec import decode, encode
-from hooktrainer.ports import Snapshot
+from hooktrainer.errors import CheckpointError
+from hooktrainer.ports import BestMetric, Retention, Snapshot, StoredCheckpoint
 
 
 @attrs.define(kw_only=True)
 class FakeRunState:
-    """Captures and restores `state`, whatever a test puts into it."""
+    """A run whose whole state is the mapping `state`."""
 
     directory: Path | None = None
     resume: Literal["off", "auto"] | Path = "off"
     step: int = 0
     state: dict[str, Any] = attrs.field(factory=dict)
     generators: dict[str, Any] = attrs.field(factory=dict)
-    """What stands for the global random generators."""
+    """A stand-in for the state of the global random generators."""
     latest: Snapshot | None = None
+    logged_step: int = 0
     captured: list[int] = attrs.field(factory=list)
     """The steps that were captured."""
     began_anew: list[int] = attrs.field(factory=list)
-    """The steps in which the learner was put back."""
+    """The steps in which the learner was restored."""
+
+    def record_logged_step(self, step: int) -> None:
+        """Record the step in `logged_step`."""
+        self.logged_step = step
 
     def capture(self, step: int) -> Snapshot:
-        """A copy of the state."""
+        """Return a copy of the state."""
         self.captured.append(step)
         self.latest = encode(step, {"state": self.state})
         return self.latest
 
     def restore(self, snapshot: Snapshot, *, keep_finished: bool = True, strict: bool = True) -> None:  # noqa: ARG002
-        """Put the state back."""
+        """Restore the state."""
         self.state = decode(snapshot, "state")
         self.step, self.latest = snapshot.step, snapshot
 
     def capture_learner(self, step: int) -> Snapshot:
-        """A copy of the state, which does not become the latest."""
+        """Return a copy of the state; it does not become `latest`."""
         return encode(step, {"state": self.state})
 
     def restore_learner(self, snapshot: Snapshot, *, step: int) -> None:
-        """Put the state back, but stay where the run is."""
+        """Restore the state and record the step."""
         self.state = decode(snapshot, "state")
         self.began_anew.append(step)
 
@@ -55,3 +61,60 @@ class FakeRunState:
     def set_random(self, state: Mapping[str, Any]) -> None:
         """Put them back."""
         self.generators = dict(state)
+
+
+@attrs.define(kw_only=True)
+class FakeCheckpointStore:
+    """A store that keeps all checkpoints in memory and writes nothing."""
+
+    snapshots: dict[int, Snapshot] = attrs.field(factory=dict)
+    """The saved snapshots by step."""
+    scores: dict[int, Mapping[str, float]] = attrs.field(factory=dict)
+    """The scores that snapshots were saved with, by step."""
+    retention: Retention | None = None
+    """The argument of `open`."""
+    saved_step: int = 0
+    error: Exception | None = None
+    """The error that the next `save`, `raise_error` or `close` raises, once."""
+
+    def load(self, source: Literal["auto"] | Path, *, allow_fresh: bool = False) -> StoredCheckpoint | None:  # noqa: ARG002
+        """Return the snapshot with the highest step, or the one whose step ends the path."""
+        if source == "auto":
+            step = max(self.snapshots, default=None)
+        else:
+            step = int(Path(source).name.removeprefix("step_"))
+            if step not in self.snapshots:
+                raise CheckpointError(f"there is no checkpoint at {source}")
+        return None if step is None else StoredCheckpoint(Path(f"step_{step:08d}"), self.snapshots[step])
+
+    def open(self, step: int, retention: Retention) -> None:
+        """Remember the retention, and drop snapshots of later steps."""
+        self.snapshots = {saved: snapshot for saved, snapshot in self.snapshots.items() if saved <= step}
+        self.saved_step, self.retention = step, retention
+
+    def best_score(self, metric: BestMetric) -> float | None:
+        """Return the best value of a metric over all snapshots; None if no snapshot has it."""
+        best: float | None = None
+        for scores in self.scores.values():
+            if metric.key in scores and metric.improves(scores[metric.key], best):
+                best = scores[metric.key]
+        return best
+
+    def save(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
+        """Keep a snapshot."""
+        self.raise_error()
+        self.snapshots[snapshot.step], self.scores[snapshot.step] = snapshot, scores
+        self.saved_step = snapshot.step
+
+    def raise_error(self) -> None:
+        """Raise `error`, once."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def drop_queued(self) -> None:
+        """Do nothing: every snapshot is saved at once."""
+
+    def close(self, timeout_s: float | None = None) -> None:  # noqa: ARG002
+        """Raise `error`, if there is one."""
+        self.raise_error()

@@ -167,6 +167,17 @@ class FakeSink:
         return [(step, row[key]) for step, row in self.rows if key in row]
 
 
+@attrs.define
+class FakeRewindableSink(FakeSink):
+    """A sink in memory that can delete rows."""
+
+    def rewind(self, step: int) -> Sequence[int]:
+        """Delete all rows after `step` and return their steps."""
+        deleted = [written for written, _ in self.rows if written > step]
+        self.rows = [(written, row) for written, row in self.rows if written <= step]
+        return deleted
+
+
 class FakeTask:
     """Asks for a letter to be repeated."""
 

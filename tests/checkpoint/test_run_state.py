@@ -247,7 +247,7 @@ def test_what_has_no_state_is_named() -> None:
 
     parts = Parts()
     state = LiveState((), fake_ports(learner=Bare()), parts.dispatcher, RunPlace(), None)
-    with pytest.raises(CheckpointError, match="the learner cannot be kept: Bare has no state_dict"):
+    with pytest.raises(CheckpointError, match="the learner cannot be saved: Bare has no state_dict"):
         state.capture(0)
 
 
@@ -261,6 +261,32 @@ def test_the_learner_alone_can_be_put_back() -> None:
     parts.state.restore_learner(snapshot, step=3)
     assert parts.learner.updates == 1
     assert parts.learner.steps[-1] == 3
+
+
+def test_a_second_copy_in_one_step_is_the_learner_as_it_is_then() -> None:
+    parts = Parts()
+    first = parts.state.capture_learner(1)
+    parts.learner.update(())
+    second = parts.state.capture_learner(1)
+    for kept, updates in ((first, 0), (second, 1)):
+        parts.state.restore_learner(kept, step=2)
+        assert parts.learner.updates == updates
+
+
+def test_the_logged_step_is_known_to_the_next_process(tmp_path: Path) -> None:
+    def run(directory: Path | None) -> LiveState:
+        parts = Parts()
+        return LiveState((), parts.ports, parts.dispatcher, RunPlace(directory=directory), None)
+
+    for step in (3, 12):
+        run(tmp_path).record_logged_step(step)
+        assert run(tmp_path).logged_step == step
+    (tmp_path / ".last_row").write_text("half a nu")
+    assert run(tmp_path).logged_step == 0
+    for nowhere in (None, tmp_path / "gone"):
+        run(nowhere).record_logged_step(1)
+        assert run(nowhere).logged_step == 0
+    assert not (tmp_path / "gone").exists()
 
 
 def test_a_copy_of_the_learner_alone_is_not_the_state_of_the_run() -> None:

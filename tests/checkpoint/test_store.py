@@ -24,11 +24,11 @@ import torch
 
 from hooktrainer._util import files
 from hooktrainer.checkpoint.codec import decode, encode
-from hooktrainer.checkpoint.store import Best, Store, find
+from hooktrainer.checkpoint.store import Store, load
 from hooktrainer.errors import CheckpointError
-from hooktrainer.ports import Snapshot
+from hooktrainer.ports import BestMetric, Retention, Snapshot
 
-SCORE = Best("score")
+SCORE = BestMetric("score")
 
 
 def snapshot(step: int) -> Snapshot:
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def newest(store: Store, **options: bool) -> int | None:
-    found = store.newest(**options)
+    found = store.load_newest(**options)
     return None if found is None else step_of(found.snapshot)
 
 
@@ -100,7 +100,7 @@ class TestNewest:
             (store.root / "latest").write_text(pointer, encoding="latin-1")
 
         assert newest(store) == 4
-        assert "going on from step 4; 5 is incomplete" in said(caplog)
+        assert "resuming from step 4; the checkpoint of step 5 is incomplete" in said(caplog)
 
     @pytest.mark.parametrize("trace", ["pointer", "set aside", "empty pointer"])
     def test_where_there_once_was_one_nothing_begins_anew_in_silence(
@@ -108,17 +108,19 @@ class TestNewest:
     ) -> None:
         path = store.save(snapshot(4))
         if trace == "set aside":
-            store.go_on_from(3)
+            store.prepare(3)
             (store.root / "latest").unlink()
         else:
             shutil.rmtree(path)
             (store.root / "latest").write_text("step_00000004\n" if trace == "pointer" else "")
 
-        expected = "step_00000004.set_aside was set aside" if trace == "set aside" else "latest names '.*not there"
+        expected = (
+            "step_00000004.set_aside was set aside" if trace == "set aside" else "latest contains '.*does not exist"
+        )
         with pytest.raises(CheckpointError, match=f"no complete checkpoint, .*{expected}.*allow_fresh: true"):
-            store.newest()
-        assert store.newest(allow_fresh=True) is None
-        assert "beginning anew" in said(caplog)
+            store.load_newest()
+        assert store.load_newest(allow_fresh=True) is None
+        assert "starting a new run" in said(caplog)
 
     @pytest.mark.parametrize("how", ["gone", "empty", "truncated", "longer", "flipped"])
     @pytest.mark.parametrize("name", FILES)
@@ -139,21 +141,21 @@ class TestNewest:
         with pytest.raises(
             CheckpointError, match=r"no complete checkpoint, .* state.json is missing.* allow_fresh: true"
         ):
-            store.newest()
+            store.load_newest()
         assert newest(store, allow_fresh=True) is None
-        assert "beginning anew" in said(caplog)
+        assert "starting a new run" in said(caplog)
 
     def test_a_first_save_that_was_interrupted_is_an_incomplete_one_too(self, store: Store) -> None:
         (store.root / ".step_00000001.unfinished").mkdir(parents=True)
 
         with pytest.raises(CheckpointError, match="the save of step 1 was interrupted"):
-            store.newest()
+            store.load_newest()
 
     def test_one_under_the_name_of_another_step_is_no_checkpoint(self, store: Store) -> None:
         store.save(snapshot(4)).rename(store.root / "step_00000007")
 
-        with pytest.raises(CheckpointError, match="of step 4, which its name does not say"):
-            store.newest()
+        with pytest.raises(CheckpointError, match="holds step 4, but its name has step 7"):
+            store.load_newest()
 
     def test_files_of_two_checkpoints_do_not_make_one(self, store: Store) -> None:
         first, second = store.save(snapshot(4)), store.save(snapshot(5))
@@ -167,7 +169,7 @@ class TestNewest:
             store.save(snapshot(step))
         (store.root / ".step_00000006.unfinished").mkdir()
 
-        store.go_on_from(4)
+        store.prepare(4)
 
         assert sorted(path.name for path in store.root.iterdir()) == [
             "latest", "step_00000003", "step_00000004", "step_00000005.set_aside"
@@ -194,7 +196,7 @@ class TestNothingIsRun:
 
         assert newest(store) == 4
         with pytest.raises(CheckpointError, match="incomplete or damaged"):
-            find(store.root / "step_00000009")
+            load(store.root / "step_00000009")
 
     @pytest.mark.parametrize("name", FILES[:3])
     def test_a_bomb_in_place_of_a_file_is_not_loaded_even_if_its_checksum_is_right(
@@ -211,14 +213,14 @@ class TestNothingIsRun:
     def test_a_bomb_that_a_path_names_is_no_checkpoint(self, tmp_path: Path) -> None:
         (tmp_path / "model.pt").write_bytes(pickle.dumps(Bomb()))
         with pytest.raises(CheckpointError, match="there is no checkpoint at"):
-            find(tmp_path / "model.pt")
+            load(tmp_path / "model.pt")
 
     def test_a_manifest_cannot_name_files_elsewhere(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "mine").write_text("")
         path = store.save(snapshot(1))
         rewrite_manifest(path, "../../mine")
         store.save(snapshot(2))
-        store.retain(1)
+        store.retain(Retention(keep_last=1))
 
         assert (tmp_path / "mine").exists()
         with pytest.raises(CheckpointError, match="names files that no checkpoint has"):
@@ -236,10 +238,10 @@ def rewrite_manifest(path: Path, name: str) -> None:
 
 
 class TestRetention:
-    def saved(self, store: Store, scores: list[float | None], keep_last: int, best: Best | None) -> set[int]:
+    def saved(self, store: Store, scores: list[float | None], keep_last: int, best: BestMetric | None) -> set[int]:
         for step, score in enumerate(scores, start=1):
             store.save(snapshot(step), {} if score is None else {"score": score})
-            store.retain(keep_last, best)
+            store.retain(Retention(keep_last=keep_last, best=best))
         return kept(store)
 
     @pytest.mark.parametrize(
@@ -248,9 +250,9 @@ class TestRetention:
             ([0.9, 0.5, 0.6], 2, SCORE, {1, 2, 3}),
             ([0.9, 0.5, 0.6], 1, SCORE, {1, 3}),
             ([None, None, None], 1, SCORE, {3}),
-            ([0.9, 0.5, 0.6], 1, Best("score", "min"), {2, 3}),
+            ([0.9, 0.5, 0.6], 1, BestMetric("score", "min"), {2, 3}),
             ([0.9, 0.5, 0.6], 1, None, {3}),
-            ([0.9, 0.5, 0.6], 1, Best("another"), {3}),
+            ([0.9, 0.5, 0.6], 1, BestMetric("another"), {3}),
             ([0.9, 0.5, 0.6], -1, SCORE, {1, 2, 3}),
             ([0.5, None, 0.9, None, 0.7], 1, SCORE, {3, 5}),
             ([0.9, 0.9, 0.9], 1, SCORE, {1, 3}),
@@ -258,7 +260,7 @@ class TestRetention:
         ],
     )
     def test_the_last_and_the_best_are_kept(
-        self, store: Store, scores: list[float | None], keep_last: int, best: Best | None, expected: set[int]
+        self, store: Store, scores: list[float | None], keep_last: int, best: BestMetric | None, expected: set[int]
     ) -> None:
         assert self.saved(store, scores, keep_last, best) == expected
 
@@ -274,7 +276,7 @@ class TestRetention:
 
         for step in (5, 6, 7):
             store.save(snapshot(step))
-            store.retain(1)
+            store.retain(Retention(keep_last=1))
 
         assert sorted(path for path in store.root.rglob("*") if "step_00000007" not in str(path)) == sorted(
             [*before, store.root / "latest"]
@@ -283,7 +285,7 @@ class TestRetention:
     def test_notes_in_a_checkpoint_stay_when_it_goes(self, store: Store) -> None:
         (store.save(snapshot(1)) / "notes.txt").write_text("the good one")
         store.save(snapshot(2))
-        store.retain(1)
+        store.retain(Retention(keep_last=1))
 
         assert [path.name for path in (store.root / "step_00000001").iterdir()] == ["notes.txt"]
         assert newest(store) == 2
@@ -301,14 +303,14 @@ class TestFailures:
         store.save(snapshot(1))
         with monkeypatch.context() as patched:
             patched.setattr(files, place, copy_that_fails)
-            with pytest.raises(CheckpointError, match=r"step 2 could not be written .*No space left.* as it was"):
+            with pytest.raises(CheckpointError, match=r"step 2 could not be written .*No space left.* are unchanged"):
                 store.save(snapshot(2))
             # The caller does not come to retain(1).
 
         assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000001"}
         assert newest(store) == 1
         store.save(snapshot(3))
-        store.retain(1)
+        store.retain(Retention(keep_last=1))
         assert kept(store) == {3}
 
     @pytest.mark.parametrize("after_the_name", [False, True])
@@ -332,7 +334,7 @@ class TestFailures:
                 store.save(snapshot(2), {"score": 2.0})
 
         assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000001", "step_00000002"}
-        assert store.best(Best("score")) == (2, 1.0)
+        assert store.best(BestMetric("score")) == (2, 1.0)
         assert newest(store) == 2
 
     def test_a_pointer_that_cannot_be_moved_costs_no_checkpoint(
@@ -342,7 +344,7 @@ class TestFailures:
         with monkeypatch.context() as patched:
             patched.setattr(files, "replace", copy_that_fails)
             store.save(snapshot(2))
-        store.retain(1)
+        store.retain(Retention(keep_last=1))
 
         assert "step_00000002 is complete, but" in said(caplog)
         assert newest(store) == 2
@@ -358,10 +360,10 @@ class TestFailures:
             store.save(encode(1, {"learner": torch.zeros(10_000)}))
             with pytest.raises(CheckpointError, match=r"(?i)no space left on device"):
                 store.save(encode(2, {"learner": torch.zeros(60_000)}))
-            assert store.newest().snapshot.step == 1
+            assert store.load_newest().snapshot.step == 1
             assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000001"}
             store.save(encode(3, {"learner": torch.zeros(10_000)}))
-            assert store.newest().snapshot.step == 3
+            assert store.load_newest().snapshot.step == 3
         finally:
             subprocess.run(["umount", place], check=True)
 
@@ -420,7 +422,7 @@ def saves_in_a_child(store: Store, number: int) -> bool:
     if child == 0:
         kill_at(number)
         store.save(snapshot(5))
-        store.retain(1)
+        store.retain(Retention(keep_last=1))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert status in (0, signal.SIGKILL)
@@ -438,9 +440,9 @@ def test_a_kill_at_any_operation_of_a_save_loses_neither_the_last_checkpoint_nor
         last = newest(store)
         assert last in (4, 5)
         found.append(last)
-        store.go_on_from(last)
+        store.prepare(last)
         store.save(snapshot(6))
-        store.retain(1)
+        store.retain(Retention(keep_last=1))
         assert newest(store) == 6
         assert {path.name for path in store.root.iterdir()} <= {
             "latest", "step_00000006", ".latest.new", *(["step_00000005"] if last == 4 else [])
@@ -457,7 +459,7 @@ def test_reading_needs_no_torch_where_nothing_was_a_tensor(tmp_path: Path) -> No
     Store(tmp_path).save(encode(1, {"plugins": {"n": 1, "a": np.arange(3)}}))
     script = (
         "import sys\nfrom pathlib import Path\nfrom hooktrainer.checkpoint.store import Store\n"
-        f"assert Store(Path({str(tmp_path)!r})).newest().snapshot.step == 1\nassert 'torch' not in sys.modules"
+        f"assert Store(Path({str(tmp_path)!r})).load_newest().snapshot.step == 1\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -470,6 +472,6 @@ def test_a_path_may_be_a_checkpoint_a_directory_of_them_or_a_run(
         copy = path.rename(store.root / "the_good_one")
         store.save(snapshot(5))
 
-    assert [find(place).snapshot.step for place in (copy, store.root, store.root.parent)] == [4, 5, 5]
+    assert [load(place).snapshot.step for place in (copy, store.root, store.root.parent)] == [4, 5, 5]
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
-        find(copy / "nothing")
+        load(copy / "nothing")

@@ -199,7 +199,7 @@ def broken_run(folder: Path, mode: str, rng: random.Random, length_s: float) -> 
         counts["killed in a save" if operation is not None else "killed at a time"] += 1
     log, last = (folder / "log").read_text(), rows(folder)[-1]
     counts["went on past an incomplete one"] += log.count("is incomplete:")
-    counts["began anew over an incomplete one"] += log.count("beginning anew:")
+    counts["began anew over an incomplete one"] += log.count("starting a new run:")
     counts["groups dropped as stale"] += int(last.get("ledger/groups/dropped/stale", 0))
     counts["groups dropped by a restart"] += int(last.get("ledger/groups/dropped/restart", 0))
     return counts

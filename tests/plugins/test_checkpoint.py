@@ -12,6 +12,7 @@ import pytest
 
 from hooktrainer import Plugin, Priority, on, state
 from hooktrainer.bus.handlers import PlacedPlugin
+from hooktrainer.checkpoint.background import BackgroundStore
 from hooktrainer.checkpoint.codec import encode
 from hooktrainer.checkpoint.store import Store
 from hooktrainer.checkpoint.writer import Writer
@@ -27,7 +28,7 @@ PATIENCE_S = 30
 def started(tmp_path: Path, *, state: FakeRunState | None = None, **options: object) -> tuple[FakeBus, FakeRunState]:
     run = state or FakeRunState(directory=tmp_path)
     run.directory = tmp_path
-    bus = FakeBus(Checkpoint(run=run, **options), provides=["metrics.row"])
+    bus = FakeBus(Checkpoint(run=run, store=BackgroundStore(tmp_path), **options), provides=["metrics.row"])
     bus.fire(FitStart)
     return bus, run
 
@@ -68,7 +69,7 @@ def test_an_end_in_the_middle_of_a_step_saves_the_complete_one_from_memory(tmp_p
     run.state["step"] = 1.5
     bus.fire(FitEnd, step=1, status="interrupted")
 
-    assert Store(tmp_path / "checkpoints").newest().snapshot.parts["state"] == {"step": 1}
+    assert Store(tmp_path / "checkpoints").load_newest().snapshot.parts["state"] == {"step": 1}
 
 
 def test_without_the_copy_in_memory_such_an_end_says_that_the_step_is_not_saved(
@@ -81,7 +82,7 @@ def test_without_the_copy_in_memory_such_an_end_says_that_the_step_is_not_saved(
 
     assert run.captured == [2]
     assert steps(tmp_path) == [2]
-    assert "step 3 is complete but not saved: in_memory is off" in caplog.text
+    assert "step 3 is complete but not saved, because in_memory is off" in caplog.text
 
 
 @pytest.mark.parametrize("status", ["completed", "stopped"])
@@ -216,7 +217,7 @@ class Evaluates(Plugin):
 
 def test_evaluation_draws_nothing_from_the_run(tmp_path: Path) -> None:
     run = Generators(tmp_path)
-    bus = FakeBus(Checkpoint(run=run), Evaluates(run), provides=["metrics.row"])
+    bus = FakeBus(Checkpoint(run=run, store=BackgroundStore(tmp_path)), Evaluates(run), provides=["metrics.row"])
     bus.bus.around(StepEnd, Priority.EVALUATE, run.preserved)
     bus.fire(FitStart)
 
@@ -228,7 +229,9 @@ def test_evaluation_draws_nothing_from_the_run(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_breaks_draws_nothing_from_the_run_that_is_resumed(tmp_path: Path) -> None:
     run = Generators(tmp_path)
-    bus = FakeBus(Checkpoint(run=run), Evaluates(run, fails=True), provides=["metrics.row"])
+    bus = FakeBus(
+        Checkpoint(run=run, store=BackgroundStore(tmp_path)), Evaluates(run, fails=True), provides=["metrics.row"]
+    )
     bus.bus.around(StepEnd, Priority.EVALUATE, run.preserved)
     bus.fire(FitStart)
     with pytest.raises(ValueError, match="broken"):
@@ -239,7 +242,7 @@ def test_an_evaluation_that_breaks_draws_nothing_from_the_run_that_is_resumed(tm
     assert run.saved[-1] == {"drawn": 3}
 
 
-KEEPS_NOTHING = "keep_best keeps nothing: no row so far has 'val/scor/mean'. Did you mean 'val/score/mean'?"
+KEEPS_NOTHING = "keep_best has no effect: no row so far has the metric 'val/scor/mean'. Did you mean 'val/score/mean'?"
 
 
 def test_a_best_by_what_no_validation_has_is_said_with_the_first_validation(
@@ -262,7 +265,7 @@ def test_a_best_by_what_no_row_has_is_said_at_the_end(tmp_path: Path, caplog: py
     assert not caplog.records
     bus.fire(FitEnd, step=2)
     assert [record.getMessage() for record in caplog.records] == [
-        "keep_best keeps nothing: no row so far has 'score'. Did you mean 'scores'?"
+        "keep_best has no effect: no row so far has the metric 'score'. Did you mean 'scores'?"
     ]
 
 
@@ -328,9 +331,9 @@ def test_who_interrupts_a_run_waits_for_its_last_step_and_not_for_those_before(
     run.capture(3)
     real = Writer.close
 
-    def close(writer: Writer, seconds: float | None = None) -> None:
+    def close(writer: Writer, timeout_s: float | None = None) -> None:
         disk.go_on.set()
-        real(writer, seconds)
+        real(writer, timeout_s)
 
     monkeypatch.setattr(Writer, "close", close)
     bus.fire(FitEnd, step=3, status=status)
@@ -345,7 +348,7 @@ def test_a_disk_that_hangs_does_not_keep_a_run_that_was_interrupted(
     bus, _ = started(tmp_path, every=1, patience_s=0.1)
     disk.go_on.clear()
     bus.fire(StepEnd, step=1, row={})
-    with pytest.raises(CheckpointError, match="checkpoint of step 1 was given up after 0.1"):
+    with pytest.raises(CheckpointError, match="checkpoint of step 1 was abandoned after 0.1"):
         bus.fire(FitEnd, step=1, status="interrupted")
 
     late = writer_of(bus)._thread
@@ -356,13 +359,13 @@ def test_a_disk_that_hangs_does_not_keep_a_run_that_was_interrupted(
 
 def writer_of(bus: FakeBus) -> Writer:
     (plugin,) = [entry.plugin for entry in bus.plan.plugins if isinstance(entry.plugin, Checkpoint)]
-    return plugin._writer
+    return plugin.store._writer
 
 
 def wait_for_idle(bus: FakeBus) -> None:
     writer = writer_of(bus)
     with writer._changed:
-        assert writer._changed.wait_for(lambda: writer._waiting is None and writer._writing is None, PATIENCE_S)
+        assert writer._changed.wait_for(lambda: writer._queued is None and writer._writing is None, PATIENCE_S)
 
 
 def test_a_save_that_fails_at_the_end_is_raised_there_with_both_errors(
@@ -375,7 +378,7 @@ def test_a_save_that_fails_at_the_end_is_raised_there_with_both_errors(
 
     with pytest.raises(CheckpointError, match="the disk is full") as caught:
         bus.fire(FitEnd, step=1)
-    assert any("tried once more: the disk is full" in note for note in caught.value.__notes__)
+    assert any("failed as well: the disk is full" in note for note in caught.value.__notes__)
     assert writer_of(bus)._thread is None
 
 
@@ -407,9 +410,9 @@ def test_a_slow_disk_makes_the_run_wait_so_that_every_save_is_made_in_order() ->
         written.append(snapshot.step)
 
     writer = Writer(write)
-    writer.put(encode(1, {}), {})
-    writer.put(encode(2, {}), {})
-    third = threading.Thread(target=writer.put, args=(encode(3, {}), {}))
+    writer.submit(encode(1, {}), {})
+    writer.submit(encode(2, {}), {})
+    third = threading.Thread(target=writer.submit, args=(encode(3, {}), {}))
     third.start()
     third.join(0.2)
     assert third.is_alive()  # one is being written, one waits
@@ -422,15 +425,28 @@ def test_a_slow_disk_makes_the_run_wait_so_that_every_save_is_made_in_order() ->
 
 
 def test_without_a_run_directory_it_says_what_is_missing() -> None:
-    bus = FakeBus(Checkpoint(run=FakeRunState()), provides=["metrics.row"])
+    bus = FakeBus(Checkpoint(run=FakeRunState(), store=BackgroundStore(None)), provides=["metrics.row"])
     with pytest.raises(CheckpointError, match="no run directory"):
         bus.fire(FitStart)
 
 
-def test_nothing_is_published_once_the_process_was_told_to_leave_at_once(tmp_path: Path) -> None:
+def test_nothing_is_published_once_the_process_was_told_to_leave_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
     bus, _ = started(tmp_path, every=1)
-    writer_of(bus).abandoned = True
+    disk.go_on.clear()
     bus.fire(StepEnd, step=1, row={})
+    assert disk.writing.wait(PATIENCE_S)
+
+    def interrupted(writer: Writer, timeout_s: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bus.fire(FitEnd, step=1, status="interrupted")
+    disk.go_on.set()
     wait_for_idle(bus)
 
     assert steps(tmp_path) == []

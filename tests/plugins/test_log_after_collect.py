@@ -26,7 +26,7 @@ class BrokenSink(FakeSink):
 
 
 def started(*sinks: FakeSink) -> FakeBus:
-    bus = FakeBus(LogAfterCollect(sinks=sinks), provides=["metrics.row"])
+    bus = FakeBus(LogAfterCollect(sinks=sinks, run=FakeRunState()), provides=["metrics.row"])
     bus.fire(FitStart)
     return bus
 
@@ -73,8 +73,8 @@ def test_a_sink_that_fails_neither_loses_the_others_their_row_nor_writes_twice()
     assert {first.state, last.state} == {"closed"}
 
 
-def resumed(tmp_path: Path, *sinks: object, step: int) -> FakeBus:
-    run = FakeRunState(directory=tmp_path, resume="auto", step=step)
+def resumed(run: FakeRunState, *sinks: object, step: int) -> FakeBus:
+    run.resume, run.step = "auto", step
     bus = FakeBus(LogAfterCollect(sinks=sinks, run=run), provides=["metrics.row"])
     bus.fire(FitStart)
     return bus
@@ -94,14 +94,14 @@ def test_a_run_that_goes_on_replaces_the_rows_after_its_checkpoint_and_says_so_o
     def sinks() -> tuple[object, ...]:
         return (JsonlSink(tmp_path), forward) if with_jsonl else (forward,)
 
-    forward = Forward()
-    bus = resumed(tmp_path, *sinks(), step=0)
+    forward, run = Forward(), FakeRunState(directory=tmp_path)
+    bus = resumed(run, *sinks(), step=0)
     for step in range(1, 7):
         bus.fire(StepEnd, step=step, row={"run": 1.0})
     assert not caplog.records
 
     with caplog.at_level(logging.WARNING):
-        bus = resumed(tmp_path, *sinks(), step=4)
+        bus = resumed(run, *sinks(), step=4)
         for step in range(5, 9):
             bus.fire(StepEnd, step=step, row={"run": 2.0})
 
@@ -110,31 +110,29 @@ def test_a_run_that_goes_on_replaces_the_rows_after_its_checkpoint_and_says_so_o
         assert [(row["step"], row["run"]) for row in rows] == [(s, 1.0) for s in (1, 2, 3, 4)] + [
             (s, 2.0) for s in (5, 6, 7, 8)
         ]
-    came = "2 steps (5-6) came after the checkpoint of step 4 and will be made again"
+    repeated = "2 steps (5-6) after the checkpoint of step 4"
     assert [record.getMessage() for record in caplog.records] == [
-        *([f"{came}; their rows are replaced"] if with_jsonl else []),
-        f"Forward cannot take rows back, but {came}: in it they are replays",
+        *([f"{repeated} are run again; their rows are replaced"] if with_jsonl else []),
+        f"Forward cannot delete rows: {repeated} will appear in it twice",
     ]
 
 
-def test_what_was_replayed_once_is_still_known_when_the_run_breaks_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    forward = Forward()
+def test_what_was_replayed_once_is_still_known_when_the_run_breaks_again(caplog: pytest.LogCaptureFixture) -> None:
+    forward, run = Forward(), FakeRunState()
     for begins, ends in ((0, 6), (4, 5)):
-        bus = resumed(tmp_path, forward, step=begins)
+        bus = resumed(run, forward, step=begins)
         for step in range(begins + 1, ends + 1):
             bus.fire(StepEnd, step=step, row={"a": 1.0})
     caplog.clear()
 
-    resumed(tmp_path, forward, step=4)
+    resumed(run, forward, step=4)
 
-    assert "2 steps (5-6) came after the checkpoint of step 4" in caplog.text
+    assert "2 steps (5-6) after the checkpoint of step 4" in caplog.text
 
 
 def test_a_row_that_a_kill_tore_is_gone_after_the_restart(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n{"step": 2, "a"')
-    bus = resumed(tmp_path, JsonlSink(tmp_path), step=1)
+    bus = resumed(FakeRunState(directory=tmp_path), JsonlSink(tmp_path), step=1)
     bus.fire(StepEnd, step=2, row={"a": 2.0})
 
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == ['{"step": 1, "a": 1}', '{"step": 2, "a": 2.0}']

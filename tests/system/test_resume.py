@@ -92,8 +92,8 @@ def test_a_resumed_run_gives_the_same_weights_and_rows_as_an_unbroken_one(caplog
     assert weights(6).keys() == weights(6, "whole").keys()
     assert all(torch.equal(tensor, weights(6, "whole")[name]) for name, tensor in weights(6).items())
     assert rows() == rows("whole")
-    (about_rows,) = [line for line in said(caplog) if "came after the checkpoint" in line]
-    assert about_rows.startswith("2 steps (5-6) came after the checkpoint of step 4")
+    (about_rows,) = [line for line in said(caplog) if "their rows are replaced" in line]
+    assert about_rows.startswith("2 steps (5-6) after the checkpoint of step 4 are run again")
 
 
 def test_steps_run_one_by_one_are_one_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -416,7 +416,7 @@ class Other(Counter):
         Path("run.yaml").write_text(Path("run.yaml").read_text() + "  - {use: 'counter.py:Counter', name: second}\n")
         with caplog.at_level(logging.WARNING):
             assert fit(RESUME, "trainer.total_steps=3") == 0
-        assert "the checkpoint has no state of the plugin 'second', which begins anew" in said(caplog)
+        assert "the checkpoint has no state of the plugin 'second'; its initial state is used" in said(caplog)
 
 
 @attrs.define(kw_only=True)
@@ -460,9 +460,9 @@ def test_a_mark_that_is_no_state_of_this_run_is_an_error_and_not_a_traceback() -
     fit("trainer.total_steps=1")
     trainer = build_trainer(load_config("run.yaml", overrides=["run.name=other", "run.resume=runs/run"]))
     state = trainer._state
-    from hooktrainer.checkpoint.store import find
+    from hooktrainer.checkpoint.store import load
 
-    snapshot = find(Path("runs/run")).snapshot
+    snapshot = load(Path("runs/run")).snapshot
     wrong = attrs.evolve(snapshot, parts={**snapshot.parts, "dispatch": {"requested": 1}})
     with pytest.raises(CheckpointError, match="part 'dispatch' of the checkpoint of step 1 does not fit this run"):
         state.restore(wrong)

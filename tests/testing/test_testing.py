@@ -24,10 +24,12 @@ from hooktrainer.plugin import port
 from hooktrainer.testing import (
     FakeBuffer,
     FakeBus,
+    FakeCheckpointStore,
     FakeEngine,
     FakeKLControl,
     FakeLearner,
     FakePrompts,
+    FakeRewindableSink,
     FakeRunState,
     FakeSink,
     FakeTask,
@@ -377,14 +379,17 @@ class TestOrderIndependence:
 
 def test_every_port_has_a_fake_that_fits_it() -> None:
     fakes = {
+        port_types.CheckpointStore: FakeCheckpointStore(),
         port_types.Clock: ManualClock(),
         port_types.KLControl: FakeKLControl(),
         port_types.Learner: FakeLearner(),
         port_types.PromptSource: FakePrompts(),
         port_types.ReplayBuffer: FakeBuffer(),
         port_types.RolloutEngine: FakeEngine(),
+        port_types.RewindableSink: FakeRewindableSink(),
         port_types.RunState: FakeRunState(),
         port_types.Sink: FakeSink(),
+        port_types.Stateful: FakeLearner(),
         port_types.Task: FakeTask(),
         port_types.WeightHolder: FakeEngine(),
         port_types.WeightTransport: FakeTransport(),
