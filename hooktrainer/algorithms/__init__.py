@@ -20,4 +20,5 @@ __all__ = [
     "result_checks",
     "returns",
     "shaping",
+    "stats",
 ]

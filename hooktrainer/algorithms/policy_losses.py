@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hooktrainer.algorithms.masking import MAX_LOG_RATIO, lengths_of, log_ratio_of, ratio_of, selected
+from hooktrainer.algorithms.stats import TokenStat
 from hooktrainer.errors import ConfigError
 
 
@@ -27,8 +28,9 @@ class TokenLoss:
 
     loss: Tensor
     """To be minimised, shape (B, T)."""
-    stats: Mapping[str, Tensor]
-    """What to report as token means, detached, each of shape (B, T)."""
+    stats: Mapping[str, Tensor | TokenStat]
+    """Statistics to report, by name: detached tensors of shape (B, T), reported as means over the tokens with a mask,
+    or a stat with another reduction (`hooktrainer.algorithms.stats`)."""
 
 
 def ppo_clip(

@@ -13,6 +13,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from hooktrainer.algorithms.policy_losses import TokenLoss
+from hooktrainer.algorithms.stats import as_stat, name_fault
 from hooktrainer.errors import ConfigError, Fault
 
 
@@ -40,7 +41,10 @@ def _policy_loss(found: object, available: Mapping[str, Any]) -> str:
     stats: object = found.stats
     if not isinstance(stats, Mapping):
         return f"a TokenLoss whose stats are {_shown(stats)}, expected a dict of tensors"
-    for key, value in stats.items():
+    for key, stat in stats.items():
+        if wrong := name_fault(key, stats):
+            return f"a TokenLoss with stats[{key!r}], but {wrong}"
+        value = as_stat(stat).values
         if not _fits(value, shape):
             return f"a TokenLoss whose stats[{key!r}] is {_shown(value)}, expected a tensor of shape {shape}"
     return ""

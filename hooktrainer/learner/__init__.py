@@ -1,4 +1,4 @@
-"""The policy-gradient learner: batches, losses, optimizer and schedule."""
+"""The policy-gradient learner: batches, losses, optimizer, schedule and their state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ __all__ = [
     "critic",
     "distributed",
     "experience",
-    "finite",
     "forward",
     "functions",
     "micro_batches",
@@ -20,5 +19,6 @@ __all__ = [
     "proximal",
     "schedule",
     "state",
+    "statistics",
     "update_metrics",
 ]

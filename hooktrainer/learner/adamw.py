@@ -1,4 +1,4 @@
-"""One optimizer with its gradient clipping, its schedule, and a state that names parameters."""
+"""The optimizer with gradient clipping, a learning-rate schedule, and a state by parameter name."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from hooktrainer.learner.distributed import Ranks
+from hooktrainer.learner.distributed import Communicator
 from hooktrainer.learner.options import OptimOptions
 
 _EPS: Final = 1e-8
 
 
 class AdamW:
-    """AdamW over the parameters of one module, by torch's function: the class around it takes a second to import."""
+    """AdamW over the parameters of one module. It uses torch's function, whose class takes a second to import."""
 
-    def __init__(self, module: nn.Module, optim: OptimOptions, lr: float, ranks: Ranks) -> None:
+    def __init__(self, module: nn.Module, optim: OptimOptions, lr: float, communicator: Communicator) -> None:
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._lr = lr
         self._optim = optim
-        self._ranks = ranks
+        self._communicator = communicator
         self._moments: dict[str, dict[str, Tensor]] = {}
 
     @property
     def trains(self) -> Collection[str]:
-        """Names of the parameters that it moves."""
+        """Names of the parameters that are trained."""
         return self._parameters.keys()
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def clip(self) -> Tensor:
-        """Add gradients up over ranks and scale them to the allowed norm; returns the norm that they had."""
+        """Sum the gradients over ranks, clip them to the largest allowed norm, and return the norm before clipping."""
         parameters = list(self._parameters.values())
-        self._ranks.add_up_gradients(parameters)
+        self._communicator.sum_gradients(parameters)
         return nn.utils.clip_grad_norm_(parameters, self._optim.grad_clip)
 
     def lr(self, unit: int) -> float:
-        """The learning rate in a unit of the schedule, counted from 1."""
+        """Return the learning rate in a unit of the schedule, counted from 1."""
         return self._lr * self._optim.schedule.factor(unit)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Move the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         moved = {name: p for name, p in self._parameters.items() if p.grad is not None}
         if not moved:
             return
-        moments = [self._moments.setdefault(name, _at_rest(p)) for name, p in moved.items()]
+        moments = [self._moments.setdefault(name, _initial_moments(p)) for name, p in moved.items()]
         adamw(
             list[Tensor](moved.values()),
             [p.grad for p in moved.values() if p.grad is not None],
@@ -70,20 +70,20 @@ class AdamW:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers of each parameter, by its name. Not a copy."""
+        """Return the moments of each parameter by its name. Not a copy."""
         return {name: dict(self._moments[name]) for name in self._parameters if name in self._moments}
 
-    def load_state_dict(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take back what `state_dict` gave; it is copied."""
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore the state returned by `state_dict()`, which is copied."""
         self._moments = {
             name: {
                 key: torch.as_tensor(value).to(self._parameters[name].device, copy=True) for key, value in own.items()
             }
-            for name, own in kept.items()
+            for name, own in state.items()
         }
 
 
-def _at_rest(parameter: nn.Parameter) -> dict[str, Tensor]:
+def _initial_moments(parameter: nn.Parameter) -> dict[str, Tensor]:
     return {
         "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
         "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),

@@ -20,7 +20,7 @@ from hooktrainer.ports import Group, Prompt, Tokens, Trajectory
 
 @attrs.frozen(eq=False)
 class PaddedBatch:
-    """Answers of all groups, one a row."""
+    """Answers of all groups, one per row."""
 
     tokens: Tensor
     """Shape (B, Q + T)."""
@@ -29,21 +29,21 @@ class PaddedBatch:
     responses: Tensor
     """Shape (B, T)."""
     mask: Tensor
-    """True on response tokens that are trained on, shape (B, T)."""
+    """True for response tokens that are trained on, shape (B, T)."""
     behaviour: Tensor
-    """The sampler's log-probabilities; NaN where there is no token, so that no use of them goes unnoticed. (B, T)."""
+    """Log-probabilities of the sampler, shape (B, T); NaN where there is no token, so that a use of them shows."""
     versions: Tensor
     """Version that each token was sampled from; -1 where there is none, shape (B, T)."""
     scores: Tensor
-    """What is known of whole answers is on the host, wherever the tokens are. Shape (B,)."""
+    """Scores of answers, shape (B,). They remain on the host, as all data of whole answers does."""
     groups: NDArray[np.int64]
-    """Place of each answer's group, shape (B,)."""
+    """Index of the group of each answer, shape (B,)."""
     prompt_lengths: NDArray[np.int64]
-    """Prompt tokens of each answer, shape (B,)."""
+    """Number of prompt tokens of each answer, shape (B,)."""
     response_lengths: NDArray[np.int64]
-    """Response tokens of each answer, shape (B,)."""
+    """Number of response tokens of each answer, shape (B,)."""
     lengths: NDArray[np.int64]
-    """Those that are trained on, shape (B,)."""
+    """Number of response tokens that are trained on, shape (B,)."""
 
     @classmethod
     def of(
@@ -55,9 +55,10 @@ class PaddedBatch:
         dtype: torch.dtype = torch.float32,
         leaves_out_truncated: bool = False,
     ) -> Self:
-        """Pad and move the answers of these groups; of none, one answer without a token, so that models have a row.
+        """Pad the answers of these groups and move them to the device.
 
-        With `leaves_out_truncated` no token of an answer that was cut off is trained on; its score still counts.
+        Without a group, the batch has one answer without tokens, since models need a row. With `leaves_out_truncated`,
+        no token of a truncated answer is trained on; its score still counts.
         """
         groups = groups or [_without_tokens(pad_id)]
         rows = [(group.prompt.tokens, trajectory) for group in groups for trajectory in group.trajectories]
@@ -91,7 +92,7 @@ class PaddedBatch:
 def _padded(
     rows: Sequence[tuple[Tokens, Trajectory]], prompt_width: int, response_width: int, pad_id: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """Tokens (B, Q + T), behaviour log-probabilities and versions (B, T)."""
+    """Return tokens (B, Q + T), behaviour log-probabilities (B, T) and versions (B, T)."""
     tokens = np.full((len(rows), prompt_width + response_width), pad_id, dtype=np.int64)
     behaviour = np.full((len(rows), response_width), np.nan, dtype=np.float32)
     versions = np.full((len(rows), response_width), -1, dtype=np.int64)

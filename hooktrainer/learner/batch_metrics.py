@@ -1,4 +1,4 @@
-"""What can be said of the answers of an update without looking at the model; NumPy only."""
+"""Metrics of the answers of an update that need no model; NumPy only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hooktrainer.ports import Group
 
 
 def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
-    """Scores and lengths, under the names of verl.
+    """Return metrics of scores and lengths, under the names of verl; none if there is no answer.
 
-    `response_length/clip_ratio` is the share of answers that the sampler cut off at its configured longest length: a
-    comparison with the longest answer of the batch could never be 0. Nothing is said of no answer.
+    `response_length/clip_ratio` is the share of answers that the sampler cut off at the configured maximum length. A
+    comparison with the longest answer of the batch could never be 0.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if not trajectories:

@@ -1,4 +1,4 @@
-"""The critic: an estimate of the return in front of every token, and its loss. Shapes: B answers, T tokens."""
+"""The critic, which estimates the return before each token, and its loss. Shapes: B answers, T tokens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from torch import Tensor, nn
 from hooktrainer.algorithms.masking import selected
 from hooktrainer.algorithms.policy_losses import TokenLoss
 from hooktrainer.learner.batch import PaddedBatch
-from hooktrainer.learner.forward import states_of, trunk_of
+from hooktrainer.learner.forward import as_trunk, hidden_states
 
 
 def value_loss(
     values: Tensor, before: Tensor, returns: Tensor, mask: Tensor, *, cliprange: float | None = 0.5
 ) -> TokenLoss:
-    """max((V - R)^2, (clip(V, V_before - c, V_before + c) - R)^2) / 2, all of shape (B, T).
+    """Return max((V - R)^2, (clip(V, V_before - c, V_before + c) - R)^2) / 2; all shapes are (B, T).
 
-    A value that has moved further than c from what it was before the update has no gradient, unless it is the worse of
-    the two. Stat: `vf_clipfrac`, where the clipped side was taken. Source: PPO's code, as in verl.
+    c is `cliprange`. A value that moved further than c from the value before the update has no gradient, unless its
+    own error is the larger one. Stat: `vf_clipfrac`, the share of tokens whose clipped error was taken. Source: PPO's
+    code, as in verl.
     """
     values, before, returns = (selected(tensor, mask) for tensor in (values, before, returns))
     free = (values - returns).square()
@@ -28,11 +29,14 @@ def value_loss(
 
 
 class Critic(nn.Module):
-    """A linear map of hidden states that starts at 0: those of the policy, or of a model of its own."""
+    """A linear map of hidden states, initialised with zeros.
+
+    The states are those of the policy, or of a separate model `own`.
+    """
 
     def __init__(self, policy: nn.Module, own: nn.Module | None) -> None:
         super().__init__()
-        trunk = trunk_of(policy if own is None else own)
+        trunk = as_trunk(policy if own is None else own)
         like = next(policy.parameters())
         self.own = own
         self.head = nn.Linear(trunk.width, 1, device=like.device, dtype=like.dtype)
@@ -40,8 +44,8 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, part: PaddedBatch, states: Tensor | None) -> Tensor:
-        """Values in front of each response token, shape (B, T); `states` are those of the policy."""
+        """Return the value before each response token, shape (B, T); `states` are the hidden states of the policy."""
         if self.own is not None:
-            states = states_of(self.own, part)
+            states = hidden_states(self.own, part)
         assert states is not None
         return self.head(states).squeeze(-1)  # type: ignore[no-any-return]

@@ -1,8 +1,9 @@
-"""The processes that share one mini-batch, each with whole groups of it; by default this one alone."""
+"""Sums over the processes that share one mini-batch. Each process has whole groups of it; by default there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 import torch
@@ -11,20 +12,23 @@ from torch import Tensor
 from hooktrainer.algorithms.aggregation import Totals
 from hooktrainer.algorithms.masking import Reduce, on_one_rank
 
+K = TypeVar("K", bound=Hashable)
+
 
 @attrs.frozen
-class Ranks:
-    """Every rank calls the same reductions in the same order, one without a group too."""
+class Communicator:
+    """Reductions over all ranks. Every rank calls the same ones in the same order, also if it has no group."""
 
     sum: Reduce = on_one_rank
-    """Adds a tensor up over all ranks."""
+    """Returns the sum of a tensor over all ranks."""
     rank: int = 0
     size: int = 1
+    """Number of ranks."""
 
     def totals(self, lengths: Sequence[int], groups: Sequence[int], num_groups: int) -> tuple[Totals, int]:
-        """What all ranks count, and the number of this rank's first group among all.
+        """Return the totals of all ranks, and the index of this rank's first group among the groups of all ranks.
 
-        `lengths` (B,) are the tokens of each answer, `groups` (B,) the places of their groups among this rank's.
+        `lengths` (B,) are the tokens of each answer, `groups` (B,) the indices of their groups on this rank.
         """
         tokens = [0] * num_groups
         for group, length in zip(groups, lengths, strict=True):
@@ -42,18 +46,28 @@ class Ranks:
         all_tokens, all_sequences, *of_prompts = self.sum(summed).tolist()
         return Totals(all_tokens, all_sequences, tuple(of_prompts)), first
 
-    def any(self, here: bool) -> bool:
-        """Whether something holds on any rank."""
-        return here if self.size == 1 else bool(self.sum(torch.tensor([int(here)])))
+    def any(self, condition: bool) -> bool:
+        """Return whether a condition holds on any rank."""
+        return condition if self.size == 1 else bool(self.sum(torch.tensor([int(condition)])))
 
-    def add_up(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scalars, each summed over all ranks, in one reduction."""
-        if self.size == 1 or not sums:
-            return dict(sums)
-        stacked = self.sum(torch.stack([sums[key] for key in sorted(sums)]))
-        return dict(zip(sorted(sums), stacked.unbind(), strict=True))
+    def sum_all(self, values: Mapping[K, Tensor]) -> dict[K, Tensor]:
+        """Sum scalars over all ranks, in one reduction."""
+        if self.size == 1 or not values:
+            return dict(values)
+        keys = sorted(values, key=str)
+        return dict(zip(keys, self.sum(torch.stack([values[key] for key in keys])).unbind(), strict=True))
 
-    def add_up_gradients(self, parameters: Sequence[Tensor]) -> None:
+    def gather(self, values: Mapping[K, Tensor]) -> dict[K, Tensor]:
+        """Return the scalars of all ranks, by rank, in one reduction. Shapes () -> (size,)."""
+        if not values:
+            return {}
+        keys = sorted(values, key=str)
+        own = torch.stack([values[key] for key in keys])
+        by_rank = own.new_zeros((self.size, len(keys)))
+        by_rank[self.rank] = own
+        return dict(zip(keys, self.sum(by_rank).unbind(dim=1), strict=True))
+
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace the gradients by their sums over all ranks, in one reduction."""
         if self.size == 1:
             return

@@ -1,4 +1,4 @@
-"""Parts of a batch that are worked through one after the other; no cut changes a number, but for rounding."""
+"""Micro-batches: parts of a batch for one forward and backward pass each. A split changes results by rounding only."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from hooktrainer.learner.batch import PaddedBatch
 
 
 @attrs.frozen(eq=False)
-class Cut:
-    """Some answers of a batch, no wider than the longest of them."""
+class MicroBatch:
+    """Some answers of a batch, padded to the longest of them."""
 
     rows: slice | Tensor
-    """Which answers: a slice, or their places, shape (b,)."""
+    """The answers: a slice, or their indices, shape (b,)."""
     width: int
-    """Response tokens of the longest, t."""
+    """Response tokens of the longest answer, t."""
     part: PaddedBatch
-    """The answers themselves."""
+    """The data of these answers."""
 
-    def of(self, values: Tensor) -> Tensor:
-        """What belongs to these answers, (B, T) -> (b, t)."""
+    def select(self, values: Tensor) -> Tensor:
+        """Return the values of these answers, (B, T) -> (b, t)."""
         return values[self.rows, : self.width]
 
-    def put(self, into: Tensor, values: Tensor) -> None:
-        """Write what belongs to these answers in its place, (b, t) into (B, T)."""
+    def write(self, values: Tensor, into: Tensor) -> None:
+        """Write values (b, t) of these answers into a tensor (B, T) of the whole batch."""
         into[self.rows, : self.width] = values
 
 
-def cuts(batch: PaddedBatch, *, size: int | None, tokens: int | None) -> list[Cut]:
-    """Cut by number of answers, or by tokens with padding, sorted by length; at once if neither is given.
+def split(batch: PaddedBatch, *, size: int | None, tokens: int | None) -> list[MicroBatch]:
+    """Split by number of answers, or by tokens with padding, sorted by length; do not split if neither is given.
 
-    Parts without a token to train on are left out, but for one if there are no others: its loss of 0 has every key and
-    every gradient that the loss of another rank has.
+    Parts without a token to train on are left out. If all are, one of them remains: its loss of 0 has the statistics
+    and the gradients that the losses of other ranks have.
     """
     if tokens is not None:
         selections: Iterator[NDArray[np.int64] | slice] = _by_tokens(batch, tokens)
     else:
         step = size or max(len(batch.tokens), 1)
         selections = (slice(start, start + step) for start in range(0, len(batch.tokens), step))
-    made = [_cut(batch, rows) for rows in selections if batch.lengths[rows].any()]
-    return made or [_cut(batch, slice(0, 1))]
+    parts = [_micro_batch(batch, rows) for rows in selections if batch.lengths[rows].any()]
+    return parts or [_micro_batch(batch, slice(0, 1))]
 
 
 def _by_tokens(batch: PaddedBatch, limit: int) -> Iterator[NDArray[np.int64]]:
-    """Places of answers, the longest ones first."""
+    """Yield indices of answers, the longest ones first."""
     first, prompt, response = 0, 0, 0
     order = np.lexsort((batch.prompt_lengths, batch.lengths, batch.prompt_lengths + batch.lengths))[::-1].copy()
     for place, row in enumerate(order):
@@ -62,7 +62,7 @@ def _by_tokens(batch: PaddedBatch, limit: int) -> Iterator[NDArray[np.int64]]:
         yield order[first:]
 
 
-def _cut(batch: PaddedBatch, selection: NDArray[np.int64] | slice) -> Cut:
+def _micro_batch(batch: PaddedBatch, selection: NDArray[np.int64] | slice) -> MicroBatch:
     prompts = batch.prompt_lengths[selection]
     widest = int(batch.prompt_lengths.max(initial=1))
     prompt, response = int(prompts.max(initial=1)), int(batch.lengths[selection].max(initial=1))
@@ -83,4 +83,4 @@ def _cut(batch: PaddedBatch, selection: NDArray[np.int64] | slice) -> Cut:
         response_lengths=batch.response_lengths[selection],
         lengths=batch.lengths[selection],
     )
-    return Cut(rows, response, part)
+    return MicroBatch(rows, response, part)

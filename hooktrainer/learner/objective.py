@@ -1,7 +1,7 @@
-"""The loss of some answers of a mini-batch: policy, divergence, entropy and value loss, and what is reported of them.
+"""The loss of a micro-batch: policy, divergence, entropy and value loss, and its statistics.
 
-Every part is divided by the totals of the whole mini-batch over all ranks, so that losses and gradients of parts add
-up. Shapes: b answers, t response tokens.
+Every part is divided by the totals of the whole mini-batch over all ranks, so that the losses and gradients of
+micro-batches add up. Shapes: b answers, t response tokens.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from hooktrainer.algorithms.kl import kl
 from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 from hooktrainer.algorithms.masking import selected
 from hooktrainer.algorithms.options import AlgorithmOptions
+from hooktrainer.algorithms.stats import as_stat
 from hooktrainer.learner.critic import value_loss
 from hooktrainer.learner.experience import Experience, Models
-from hooktrainer.learner.forward import logits_of, states_of, trunk_of
+from hooktrainer.learner.forward import as_trunk, hidden_states, response_logits
 from hooktrainer.learner.functions import Functions, constants
-from hooktrainer.learner.micro_batches import Cut
-from hooktrainer.learner.off_policy import Correction
+from hooktrainer.learner.micro_batches import MicroBatch
+from hooktrainer.learner.off_policy import OffPolicyCorrection
 from hooktrainer.learner.options import CriticOptions
+from hooktrainer.learner.statistics import UpdateStatistics
 
 if TYPE_CHECKING:
     from hooktrainer.learner.batch import PaddedBatch
 
 
 @attrs.frozen(eq=False)
-class Pass:
-    """What one forward pass gives of each response token, with its graph; all of shape (b, t)."""
+class ForwardOutput:
+    """Results of one forward pass for each response token, with their graph; all of shape (b, t)."""
 
     logprobs: Tensor
     entropies: Tensor
     values: Tensor | None
+    """Values of the critic, if there is one."""
 
 
 class Objective:
@@ -55,62 +58,68 @@ class Objective:
         self._models = models
         self._constants = constants(max_response_length)
         self._policy_loss, self._aggregation = functions.policy_loss, functions.aggregation
-        self._correction = Correction(algorithm, functions.weight)
+        self._correction = OffPolicyCorrection(algorithm, functions.weight)
 
-    def __call__(self, made: Experience, cut: Cut, *, kl_coeff: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """The share of these answers in the loss, and sums over their tokens, detached."""
-        part, mask = cut.part, cut.part.mask
-        seen = self._forward(part)
-        recomputed = None if made.proximal is None else cut.of(made.proximal)
-        proximal = self._models.proximal.of(part, recomputed, seen.logprobs)
+    def __call__(
+        self, experience: Experience, micro_batch: MicroBatch, *, kl_coeff: float
+    ) -> tuple[Tensor, UpdateStatistics]:
+        """Return the share of a micro-batch in the loss, and its statistics, which are detached."""
+        part, mask = micro_batch.part, micro_batch.part.mask
+        output = self._forward(part)
+        recomputed = None if experience.proximal is None else micro_batch.select(experience.proximal)
+        proximal = self._models.proximal.logprobs(part, recomputed, output.logprobs)
         result = self._policy_loss(
             {
-                "logprobs": seen.logprobs,
+                "logprobs": output.logprobs,
                 "proximal": proximal,
                 "behaviour": part.behaviour,
-                "advantages": cut.of(made.advantages),
+                "advantages": micro_batch.select(experience.advantages),
                 "mask": mask,
             }
         )
-        drift = selected(seen.logprobs.detach(), mask) - selected(proximal, mask)
-        stats = {**result.stats, "entropy": seen.entropies.detach(), "log_ratio_abs": drift.abs()}
-        token_loss, corrected = self._correction(result, proximal, part)
-        loss = pg_loss = self._total(token_loss, made, cut)
-        sums = {"pg_loss": pg_loss.detach(), **corrected}
+        token_loss, statistics = self._correction(result, proximal, part)
+        for key, stat in result.stats.items():
+            statistics.add_token_stat(key, as_stat(stat), mask)
+        loss = pg_loss = self._total(token_loss, experience, micro_batch)
+        losses = {"actor/pg_loss": pg_loss.detach()}
+        drift = selected(output.logprobs.detach(), mask) - selected(proximal, mask)
+        means = {"actor/entropy": output.entropies.detach(), "actor/log_ratio_abs": drift.abs()}
         if self._algorithm.entropy_coeff:
-            loss = loss - self._algorithm.entropy_coeff * self._total(seen.entropies, made, cut)
-        if made.reference is not None and self._algorithm.kl_in == "loss":
-            divergence = self._divergence(seen.logprobs, cut.of(made.reference), part)
-            kl_loss = self._total(divergence, made, cut)
+            loss = loss - self._algorithm.entropy_coeff * self._total(output.entropies, experience, micro_batch)
+        if experience.reference is not None and self._algorithm.kl_in == "loss":
+            divergence = self._divergence(output.logprobs, micro_batch.select(experience.reference), part)
+            kl_loss = self._total(divergence, experience, micro_batch)
             loss = loss + kl_coeff * kl_loss
-            sums["kl_loss"], stats["kl"] = kl_loss.detach(), divergence.detach()
-        if seen.values is not None:
-            vf_loss, vf_stats = self._value_loss(seen.values, made, cut)
+            losses["actor/kl_loss"], means["actor/kl"] = kl_loss.detach(), divergence.detach()
+        statistics.add("policy_loss", losses)
+        statistics.add("token_mean", {name: selected(value, mask).sum() for name, value in means.items()})
+        if output.values is not None:
+            vf_loss = self._value_loss(output.values, experience, micro_batch, statistics)
             loss = loss + self._critic.coeff * vf_loss
-            sums["vf_loss"], stats = vf_loss.detach(), stats | vf_stats
-        return loss, sums | {key: selected(value, mask).sum() for key, value in stats.items()}
+        return loss, statistics
 
-    def _forward(self, part: PaddedBatch) -> Pass:
+    def _forward(self, part: PaddedBatch) -> ForwardOutput:
         models, critic = self._models, self._models.critic
         states = None
         if critic is not None and critic.own is None:
-            states = states_of(models.policy, part)
-            logits = trunk_of(models.policy).project(states)
+            states = hidden_states(models.policy, part)
+            logits = as_trunk(models.policy).project(states)
         else:
-            logits = logits_of(models.policy, part)
+            logits = response_logits(models.policy, part)
         policy = log_policy(logits, models.temperature)
-        return Pass(
+        return ForwardOutput(
             logprobs=of_tokens(policy, part.responses),
             entropies=entropy(policy if self._algorithm.entropy_coeff else policy.detach()),
             values=None if critic is None else critic(part, states).to(policy.dtype),
         )
 
-    def _total(self, values: Tensor, made: Experience, cut: Cut) -> Tensor:
+    def _total(self, values: Tensor, experience: Experience, micro_batch: MicroBatch) -> Tensor:
+        """Aggregate values of tokens, (b, t) -> ()."""
         available: Mapping[str, object] = {
             "values": values,
-            "mask": cut.part.mask,
-            "totals": made.totals,
-            "groups": made.groups[cut.rows],
+            "mask": micro_batch.part.mask,
+            "totals": experience.totals,
+            "groups": experience.groups[micro_batch.rows],
             **self._constants,
         }
         return self._aggregation(available)  # type: ignore[no-any-return]
@@ -119,14 +128,24 @@ class Objective:
         sampler = part.behaviour if self._algorithm.kl_off_policy_correction else None
         return kl(logprobs, reference, part.mask, estimator=self._algorithm.kl_estimator, behaviour=sampler)
 
-    def _value_loss(self, values: Tensor, made: Experience, cut: Cut) -> tuple[Tensor, dict[str, Tensor]]:
-        assert made.values is not None
-        assert made.returns is not None
-        mask, returns = cut.part.mask, cut.of(made.returns)
-        result = value_loss(values, cut.of(made.values), returns, mask, cliprange=self._critic.cliprange)
-        loss = token_mean(result.loss, mask, made.totals)
-        # Variances are differences of these, which float32 does not resolve.
+    def _value_loss(
+        self, values: Tensor, experience: Experience, micro_batch: MicroBatch, statistics: UpdateStatistics
+    ) -> Tensor:
+        assert experience.values is not None
+        assert experience.returns is not None
+        mask, returns = micro_batch.part.mask, micro_batch.select(experience.returns)
+        before = micro_batch.select(experience.values)
+        result = value_loss(values, before, returns, mask, cliprange=self._critic.cliprange)
+        loss = token_mean(result.loss, mask, experience.totals)
+        # Variances are differences of these sums, which float32 does not resolve.
         returns = returns.double()
         error = returns - values.detach()
         moments = {"returns": returns, "returns_sq": returns.square(), "vf_error": error, "vf_error_sq": error.square()}
-        return loss, {**result.stats, "values": values.detach(), **moments}
+        sums = {name: selected(value, mask).sum() for name, value in moments.items()}
+        values_sum = selected(values.detach(), mask).sum()
+        clipped = selected(as_stat(result.stats["vf_clipfrac"]).values, mask).sum()
+        statistics.add("value_loss", {"critic/vf_loss": loss.detach()})
+        statistics.add("term", sums)
+        means = {"values/mean": values_sum, "returns/mean": sums["returns"], "vf_clipfrac": clipped}
+        statistics.add("token_mean", {f"critic/{name}": value for name, value in means.items()})
+        return loss

@@ -6,30 +6,29 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hooktrainer.algorithms.options import AlgorithmOptions
-from hooktrainer.errors import NonFiniteError
+from hooktrainer.errors import ConfigError, Fault, NonFiniteError
 from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.batch_metrics import batch_metrics
 from hooktrainer.learner.critic import Critic
-from hooktrainer.learner.distributed import Ranks
-from hooktrainer.learner.experience import Experience, Models, Preparation
-from hooktrainer.learner.finite import is_finite
+from hooktrainer.learner.distributed import Communicator
+from hooktrainer.learner.experience import Experience, ExperienceMaker, Models
 from hooktrainer.learner.forward import frozen_copy
 from hooktrainer.learner.functions import Functions
-from hooktrainer.learner.micro_batches import cuts
+from hooktrainer.learner.micro_batches import split
 from hooktrainer.learner.objective import Objective
 from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.learner.proximal import ProximalPolicy
-from hooktrainer.learner.state import kept_state, restore
-from hooktrainer.learner.update_metrics import update_metrics
+from hooktrainer.learner.state import learner_state, restore
+from hooktrainer.learner.statistics import Key, UpdateStatistics
+from hooktrainer.learner.update_metrics import is_finite, update_metrics
 from hooktrainer.metrics import Last, Metric, Sum
-from hooktrainer.metrics.transfer import to_host
 from hooktrainer.models.lora import merged_state
 from hooktrainer.models.scoring import token_logprobs
 from hooktrainer.ports import Floats, Group, Tokens
@@ -41,14 +40,14 @@ _LOG: Final = logging.getLogger("hooktrainer")
 
 
 class PolicyGradientLearner:
-    """Trains one module on groups of scored answers, and a critic beside it if there is one.
+    """Trains a policy on groups of scored answers and, if configured, a critic.
 
-    `iterations_per_step` is P; `max_response_length` is what the sampler allows, which overlong shaping and the
-    aggregation by a constant length need. Raises `ConfigError` if an algorithm asks for something that is not there.
+    `iterations_per_step` is P. `max_response_length` is the limit of the sampler, which the overlong penalty and the
+    aggregation by a constant length need. Raise `ConfigError` if an algorithm needs an input that is not available.
     """
 
     skips_nonfinite: bool = False
-    """Whether an update whose loss or gradient is not finite is passed over and counted, instead of raised."""
+    """Whether an update whose loss or gradient is not finite is skipped and counted, instead of raised."""
 
     def __init__(
         self,
@@ -61,9 +60,9 @@ class PolicyGradientLearner:
         pad_id: int = 0,
         max_response_length: int | None = None,
         iterations_per_step: int = 1,
-        ranks: Ranks | None = None,
+        communicator: Communicator | None = None,
     ) -> None:
-        critic, self._ranks = critic or CriticOptions(), ranks or Ranks()
+        critic, self._communicator = critic or CriticOptions(), communicator or Communicator()
         self._module = policy.train()
         self._pad_id = pad_id
         self._algorithm, self._optim, self._critic = algorithm, optim, critic
@@ -71,41 +70,45 @@ class PolicyGradientLearner:
         functions = Functions.of(
             algorithm, has_critic=self._models.critic is not None, max_response_length=max_response_length
         )
-        self._prepare = Preparation(
-            algorithm, functions, self._models, max_response_length=max_response_length, ranks=self._ranks
+        self._make_experience = ExperienceMaker(
+            algorithm,
+            functions,
+            self._models,
+            max_response_length=max_response_length,
+            communicator=self._communicator,
         )
         self._objective = Objective(algorithm, functions, critic, self._models, max_response_length=max_response_length)
-        self._optimizers = {"actor": AdamW(policy, optim, optim.lr, self._ranks)}
+        self._optimizers = {"actor": AdamW(policy, optim, optim.lr, self._communicator)}
         if self._models.critic is not None:
-            self._optimizers["critic"] = AdamW(self._models.critic, optim, critic.lr or optim.lr, self._ranks)
+            self._optimizers["critic"] = AdamW(self._models.critic, optim, critic.lr or optim.lr, self._communicator)
         self._updates = 0
         self._step = 1
         self.kl_coeff = algorithm.kl_coeff
-        """Weight of the divergence from the reference model; it may be changed between updates if it was not 0."""
+        """Weight of the divergence from the reference model. It may be changed between updates if it was not 0."""
 
     def start_step(self, step: int) -> None:
-        """The weights of now are the proximal policy until the next call."""
+        """Make the current weights the proximal policy until the next call."""
         self._step = step
         self._models.proximal.start_step(step)
 
     def weights(self) -> Weights:
-        """What engines get: parameters and buffers by name, adapters merged into their base. Not a copy."""
+        """Return the weights for engines: parameters and buffers by name, with merged adapters. Not a copy."""
         return merged_state(self._module)
 
     def trainable(self) -> Weights:
-        """What the optimizer changes of the policy. Not a copy."""
+        """Return the parameters of the policy that the optimizer changes. Not a copy."""
         return {name: tensor.detach() for name, tensor in self._module.named_parameters() if tensor.requires_grad}
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """Log-probability of each token given those before it, (L,) -> (L - 1,), at sampling temperature."""
+        """Return the log-probability of each token given those before it, (L,) -> (L - 1,), at sampling temperature."""
         return token_logprobs(self._module, tokens, self._models.temperature)
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
-        """Make `ppo_epochs` optimizer updates of one mini-batch; returns metrics.
+        """Make `ppo_epochs` optimizer updates of one mini-batch and return its metrics.
 
-        Raises `NonFiniteError` if a score, a loss or a gradient is NaN or infinite: that update is not made, and those
-        after it are not either; with `skips_nonfinite` it is counted as `actor/skipped_updates` instead. None is made
-        of a mini-batch without a token to train on, counted as `actor/updates_without_tokens`.
+        Raise `NonFiniteError` if a score, a loss or a gradient is NaN or infinite; neither this update nor later ones
+        are made. With `skips_nonfinite` the update is counted in `actor/skipped_updates` instead. A mini-batch without
+        a token to train on gives no update and is counted in `actor/updates_without_tokens`.
         """
         batch = PaddedBatch.of(
             groups,
@@ -114,35 +117,42 @@ class PolicyGradientLearner:
             dtype=torch.float64 if self._dtype == torch.float64 else torch.float32,
             leaves_out_truncated=self._algorithm.overlong_filtering,
         )
-        parts = cuts(batch, size=self._optim.micro_batch_size, tokens=self._optim.micro_batch_tokens)
+        micro_batches = split(batch, size=self._optim.micro_batch_size, tokens=self._optim.micro_batch_tokens)
         try:
-            made = self._prepare(batch, parts, kl_coeff=self.kl_coeff)
+            experience = self._make_experience(batch, micro_batches, kl_coeff=self.kl_coeff)
         except NonFiniteError:  # a score
             if not self.skips_nonfinite:
                 raise
             return {**batch_metrics(groups), **self._state_metrics(skipped=self._algorithm.ppo_epochs)}
-        if made is None:
+        if experience is None:
             return {**batch_metrics(groups), **self._state_metrics(without_tokens=self._algorithm.ppo_epochs)}
-        found = reduce(_merged, [self._make_update(made) for _ in range(self._algorithm.ppo_epochs)])
-        return {**batch_metrics(groups), **found}
+        metrics = reduce(_merge, [self._make_update(experience) for _ in range(self._algorithm.ppo_epochs)])
+        return {**batch_metrics(groups), **metrics}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training goes on from, taken between two steps. Nothing in it is a copy."""
+        """Return the state of training between two steps. Not a copy."""
         numbers = {"updates": self._updates, "step": self._step, "kl_coeff": self.kl_coeff}
         configured = {"configured_kl_coeff": self._algorithm.kl_coeff}
-        return {**numbers, **configured, **kept_state(self._models, self._optimizers)}
+        return {**numbers, **configured, **learner_state(self._models, self._optimizers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave. Raises `CheckpointError`, and changes nothing, if it is another model's.
+        """Restore the state returned by `state_dict()`.
 
-        The coefficient of the divergence begins anew if another one is configured now than then.
+        Raise `CheckpointError`, and change nothing, if it belongs to another model. A coefficient of the divergence
+        that is configured differently now is not restored.
         """
         updates, step, kl_coeff = int(state["updates"]), int(state["step"]), float(state["kl_coeff"])
         before, now = float(state.get("configured_kl_coeff", self._algorithm.kl_coeff)), self._algorithm.kl_coeff
         restore(self._models, self._optimizers, state)
         self._updates, self.kl_coeff = updates, kl_coeff
         if before != now:
-            _LOG.info("algorithm.kl_coeff is %g now and was %g: it begins anew, from %g", now, before, self.kl_coeff)
+            _LOG.info(
+                "algorithm.kl_coeff is %g and was %g when the checkpoint was saved: training resumes with %g, not %g",
+                now,
+                before,
+                now,
+                self.kl_coeff,
+            )
             self.kl_coeff = now
         self.start_step(step)
 
@@ -154,11 +164,12 @@ class PolicyGradientLearner:
     def _dtype(self) -> torch.dtype:
         return next(self._module.parameters()).dtype
 
-    def _make_update(self, made: Experience) -> Mapping[str, Metric]:
-        """One optimizer update."""
-        sums = self._ranks.add_up(self._accumulate_gradients(made))
+    def _make_update(self, experience: Experience) -> Mapping[str, Metric]:
+        """Make one optimizer update and return its metrics."""
+        statistics = self._accumulate_gradients(experience).reduced(self._communicator)
         norms = {f"{name}/grad_norm": optimizer.clip() for name, optimizer in self._optimizers.items()}
-        values = cast("dict[str, float]", to_host(sums | norms | made.extremes()))
+        statistics.add("norm", norms)
+        values = statistics.to_host()
         rates = self._rates()
         skipped = not is_finite(values, rates, raises=not self.skips_nonfinite)
         if not skipped:
@@ -167,46 +178,56 @@ class PolicyGradientLearner:
                     optimizer.step(rates[name])
             self._updates += 1
             self._models.proximal.updated()
-        found = self._state_metrics(rates, skipped=int(skipped))
+        metrics = self._state_metrics(rates, skipped=int(skipped))
         if not skipped:
-            found |= update_metrics(values, made.totals, self._algorithm.loss_agg_mode)
-        return found
+            metrics |= update_metrics(values, experience.totals, self._algorithm.loss_agg_mode)
+        return metrics
 
     def _state_metrics(
         self, rates: Mapping[str, float] | None = None, *, skipped: int = 0, without_tokens: int = 0
     ) -> dict[str, Metric]:
-        """What can be said of updates whether they were made or not."""
+        """Return the metrics that are reported whether or not an update is made."""
         rates = self._rates() if rates is None else rates
-        found: dict[str, Metric] = {f"{name}/lr": Last(rate) for name, rate in rates.items()}
+        metrics: dict[str, Metric] = {f"{name}/lr": Last(rate) for name, rate in rates.items()}
         if self._models.reference is not None:
-            found["actor/kl_coef"] = Last(self.kl_coeff)
+            metrics["actor/kl_coef"] = Last(self.kl_coeff)
         if self.skips_nonfinite:
-            found["actor/skipped_updates"] = Sum(skipped)
+            metrics["actor/skipped_updates"] = Sum(skipped)
         if self._algorithm.overlong_filtering or without_tokens:
-            found["actor/updates_without_tokens"] = Sum(without_tokens)
-        return found
+            metrics["actor/updates_without_tokens"] = Sum(without_tokens)
+        return metrics
 
-    def _accumulate_gradients(self, made: Experience) -> dict[str, Tensor]:
-        """Add up gradients over micro-batches; returns shares of losses, and sums over tokens."""
+    def _accumulate_gradients(self, experience: Experience) -> UpdateStatistics:
+        """Accumulate gradients over micro-batches and return their merged statistics."""
         for optimizer in self._optimizers.values():
             optimizer.zero_grad()
-        sums = made.sums()
-        for cut in made.cuts:
-            loss, stats = self._objective(made, cut, kl_coeff=self.kl_coeff)
+        statistics, reported = experience.statistics(), None
+        for micro_batch in experience.micro_batches:
+            loss, found = self._objective(experience, micro_batch, kl_coeff=self.kl_coeff)
+            reported = found.keys() if reported is None else reported
+            self._require_same(reported, found.keys())
             loss.backward()  # type: ignore[no-untyped-call]
-            for key, value in stats.items():
-                sums[key] = sums[key] + value if key in sums else value
-        return sums
+            statistics.merge(found)
+        return statistics
+
+    def _require_same(self, reported: set[Key], found: set[Key]) -> None:
+        """Raise `ConfigError` unless all micro-batches report the same statistics."""
+        if different := sorted(name for _, name in reported ^ found):
+            fault = (
+                f"'{self._algorithm.policy_loss}' reported '{different[0]}' for some micro-batches only; report the "
+                "same stats, with the same reductions, on every call"
+            )
+            raise ConfigError([Fault("algorithm.policy_loss", fault)])
 
     def _rates(self) -> dict[str, float]:
-        """Learning rates of the next update; 0 for a policy that waits for its critic."""
+        """Return the learning rates of the next update; 0 for a policy during the warm-up of its critic."""
         unit = self._step if self._optim.lr_unit == "step" else self._updates + 1
         rates = {name: optimizer.lr(unit) for name, optimizer in self._optimizers.items()}
-        waits = self._critic.warmup_updates
-        if self._updates < waits:
+        warmup = self._critic.warmup_updates
+        if self._updates < warmup:
             rates["actor"] = 0.0
         elif self._optim.lr_unit == "update":
-            rates["actor"] = self._optimizers["actor"].lr(unit - waits)
+            rates["actor"] = self._optimizers["actor"].lr(unit - warmup)
         return rates
 
 
@@ -228,7 +249,7 @@ def _models(
     )
 
 
-def _merged(first: Mapping[str, Metric], second: Mapping[str, Metric]) -> Mapping[str, Metric]:
-    """Metrics of two optimizer updates of one mini-batch."""
+def _merge(first: Mapping[str, Metric], second: Mapping[str, Metric]) -> Mapping[str, Metric]:
+    """Merge the metrics of two optimizer updates of one mini-batch."""
     both = first.keys() & second.keys()
     return {**first, **second, **{key: first[key].merge(second[key]) for key in both}}

@@ -1,12 +1,12 @@
-"""The proximal policy of a step: the one that the clip is around.
+"""The proximal policy of a step, around which the policy loss clips.
 
-| `algorithm.proximal_policy` | is | costs |
+| `algorithm.proximal_policy` | log-probabilities | cost |
 |---|---|---|
-| `bypass` | the sampler, by the log-probabilities that it returned | nothing |
-| `recompute` | the weights at the start of the step | a forward pass a mini-batch; a copy of the weights if P > 1 |
-| `log_linear` | between sampler and current policy, by the age of the token in updates | nothing |
+| `bypass` | those that the sampler returned | none |
+| `recompute` | of the weights at the start of the step | a forward pass per mini-batch, a copy of weights if P > 1 |
+| `log_linear` | interpolated between sampler and current policy by the age of the token in updates | none |
 
-The first two are fixed over all updates of the step; an interpolation is made anew in each, of its current policy.
+The first two are fixed for all updates of a step. The interpolation is computed in each update.
 """
 
 from __future__ import annotations
@@ -24,36 +24,39 @@ Kind: TypeAlias = Literal["bypass", "recompute", "log_linear"]
 
 
 class ProximalPolicy:
-    """Knows the weights of the start of the step, or how far the current ones have come since."""
+    """Holds the weights of the start of the step, or counts the updates since then."""
 
     def __init__(self, kind: Kind, module: nn.Module, *, iterations_per_step: int, ppo_epochs: int) -> None:
         self.recomputes = kind == "recompute"
-        """Whether it has to be asked for its log-probabilities, with the weights of `module`."""
+        """Whether its log-probabilities are computed by a forward pass of `module`."""
         self._interpolates = kind == "log_linear"
         self._live = module
         self._updates_per_step = iterations_per_step * ppo_epochs
-        # The pass comes before the first epoch: with one iteration a step the weights are still those of its start.
-        self._kept = frozen_copy(module) if self.recomputes and iterations_per_step > 1 else None
+        # The pass precedes the first update: with one iteration per step the live weights are those of its start.
+        self._copy = frozen_copy(module) if self.recomputes and iterations_per_step > 1 else None
         self._step = 1
         self._updates = 0  # of this step
 
     @property
     def module(self) -> nn.Module:
-        """The policy as it was at the start of the step."""
-        return self._live if self._kept is None else self._kept
+        """The policy with the weights of the start of the step."""
+        return self._live if self._copy is None else self._copy
 
     def start_step(self, step: int) -> None:
-        """Take the weights of now, whatever becomes of them until the next call."""
+        """Make the current weights the proximal policy until the next call."""
         self._step, self._updates = step, 0
-        if self._kept is not None:
-            copy_weights(self._live, self._kept)
+        if self._copy is not None:
+            copy_weights(self._live, self._copy)
 
     def updated(self) -> None:
-        """One optimizer update was made."""
+        """Count one optimizer update."""
         self._updates += 1
 
-    def of(self, part: PaddedBatch, recomputed: Tensor | None, logprobs: Tensor) -> Tensor:
-        """Its log-probabilities of some answers, detached, given those of the current policy. Shape (b, t)."""
+    def logprobs(self, part: PaddedBatch, recomputed: Tensor | None, current: Tensor) -> Tensor:
+        """Return the log-probabilities of the proximal policy, detached; `current` are those of the current policy.
+
+        All shapes are (b, t). `recomputed` are those of a forward pass, if there was one.
+        """
         if recomputed is not None:
             return recomputed
         if not self._interpolates:
@@ -62,7 +65,7 @@ class ProximalPolicy:
         sampled = torch.where(part.versions < 0, -1, part.versions * self._updates_per_step)
         return log_linear(
             part.behaviour,
-            logprobs.detach(),
+            current.detach(),
             sampler_version=sampled,
             proximal_version=start,
             current_version=start + self._updates,

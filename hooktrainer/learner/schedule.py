@@ -1,4 +1,4 @@
-"""Learning rate over time, as a factor; time is counted in the unit that the configuration names."""
+"""The learning-rate schedule, as a factor. Time is counted in updates or in steps, as configured."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SHAPES: Final[tuple[Shape, ...]] = ("linear", "cosine")
 
 @attrs.frozen(kw_only=True)
 class Schedule:
-    """Rises linearly to 1, stays there, and falls to the floor."""
+    """A factor that rises linearly to 1, stays constant, and decays to a floor."""
 
     warmup: int = 0
-    """Units until it is 1; with 0 the first one is."""
+    """Units until the factor is 1. With 0 it is 1 in the first unit."""
     decay_start: int | None = None
-    """Units after which it falls; None for never."""
+    """Units after which it decays; None for no decay."""
     decay: int = 1
-    """Units over which it falls."""
+    """Units over which it decays."""
     shape: Shape = "linear"
     floor: float = 0.0
-    """What it falls to."""
+    """The factor after the decay."""
 
     def factor(self, unit: int) -> float:
-        """The factor in a unit, counted from 1.
+        """Return the factor in a unit, counted from 1.
 
         A linear decay from the start to 0 over N is 1 - (unit - 1) / N: 1 in the first unit, 1 / N in the last.
         """

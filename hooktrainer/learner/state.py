@@ -1,4 +1,4 @@
-"""What a learner hands to a checkpoint, nested mappings of tensors by name, and putting it back."""
+"""The state of a learner in a checkpoint, as nested mappings of tensors by name, and its restoration."""
 
 from __future__ import annotations
 
@@ -17,37 +17,42 @@ from hooktrainer.models.policy import full_state
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _SHOWN: Final = 5
-"""Differences of two models that a message names."""
+"""Number of differences that an error message names."""
 
 
-def kept_state(models: Models, optimizers: Mapping[str, AdamW]) -> dict[str, Any]:
-    """Weights of all networks, and what the optimizers remember. Nothing is a copy."""
+def learner_state(models: Models, optimizers: Mapping[str, AdamW]) -> dict[str, Any]:
+    """Return the weights of all networks and the moments of the optimizers. Not a copy."""
     weights = {name: dict(full_state(module)) for name, module in _networks(models).items()}
     return {"weights": weights, "optimizers": {name: made.state_dict() for name, made in optimizers.items()}}
 
 
 @torch.no_grad()
 def restore(models: Models, optimizers: Mapping[str, AdamW], state: Mapping[str, Any]) -> None:
-    """Copy it back. Raises `CheckpointError`, and copies nothing, if it is of other networks or optimizers."""
-    kept = _flat(state["weights"])
+    """Restore the state returned by `learner_state()`.
+
+    Raise `CheckpointError`, and change nothing, if it belongs to other networks or optimizers.
+    """
+    saved = _flat(state["weights"])
     weights = _flat({name: full_state(module) for name, module in _networks(models).items()})
     moments: Mapping[str, Mapping[str, Any]] = state["optimizers"]
-    differences = [*_differences(weights, kept), *_untrained(optimizers, moments)]
+    differences = [*_differences(weights, saved), *_untrained(optimizers, moments)]
     if differences:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise CheckpointError(
-            f"the checkpoint is of another model: {'; '.join(islice(differences, _SHOWN))}{more}. Resume with its "
-            "own model and algorithm, or begin anew with run.resume=off"
+            f"the checkpoint is of another model: {'; '.join(islice(differences, _SHOWN))}{more}. Resume with the "
+            "model and algorithm of the checkpoint, or start a new run with run.resume=off"
         )
     for key, tensor in weights.items():
-        tensor.copy_(torch.as_tensor(kept[key]))
+        tensor.copy_(torch.as_tensor(saved[key]))
     for name, optimizer in optimizers.items():
         optimizer.load_state_dict(moments[name])
         new = sorted(set(optimizer.trains) - moments[name].keys())
         if new and moments[name]:
             more = ", ..." if len(new) > _SHOWN else ""
-            said = "%d parameters of the %s are trained that were not in the checkpoint, and begin anew: %s%s"
-            _LOG.warning(said, len(new), name, ", ".join(new[:_SHOWN]), more)
+            message = (
+                "no optimizer state in the checkpoint for %d trained parameters of the %s, which starts at zero: %s%s"
+            )
+            _LOG.warning(message, len(new), name, ", ".join(new[:_SHOWN]), more)
 
 
 def _networks(models: Models) -> dict[str, nn.Module]:
@@ -59,13 +64,13 @@ def _flat(weights: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{name}.{key}": value for name, tensors in weights.items() for key, value in tensors.items()}
 
 
-def _differences(weights: Mapping[str, Tensor], kept: Mapping[str, Any]) -> Iterator[str]:
-    for name, wanted in weights.items():
-        if name not in kept:
+def _differences(weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> Iterator[str]:
+    for name, expected in weights.items():
+        if name not in saved:
             yield f"it has no '{name}'"
-        elif (found := torch.as_tensor(kept[name])).shape != wanted.shape or found.dtype != wanted.dtype:
-            yield f"its '{name}' is {_shown(found)}, here {_shown(wanted)}"
-    yield from (f"its '{name}' is unknown here" for name in kept if name not in weights)
+        elif (found := torch.as_tensor(saved[name])).shape != expected.shape or found.dtype != expected.dtype:
+            yield f"its '{name}' is {_shown(found)}, here {_shown(expected)}"
+    yield from (f"its '{name}' is unknown here" for name in saved if name not in weights)
 
 
 def _untrained(optimizers: Mapping[str, AdamW], moments: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

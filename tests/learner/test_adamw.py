@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hooktrainer.learner.adamw import AdamW
-from hooktrainer.learner.distributed import Ranks
+from hooktrainer.learner.distributed import Communicator
 from hooktrainer.learner.options import OptimOptions
 
 
@@ -16,7 +16,7 @@ def test_it_moves_parameters_as_the_one_of_torch_does_to_the_last_bit(dtype: tor
     ours, theirs = (nn.Linear(5, 3, dtype=dtype), nn.Linear(5, 3, dtype=dtype))
     theirs.load_state_dict(ours.state_dict())
     optim = OptimOptions(lr=0.01, weight_decay=0.1, beta1=0.8, beta2=0.95)
-    mine = AdamW(ours, optim, optim.lr, Ranks())
+    mine = AdamW(ours, optim, optim.lr, Communicator())
     other = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=(0.8, 0.95), weight_decay=0.1, fused=True)
 
     for step in range(1, 8):
@@ -41,6 +41,6 @@ def test_without_any_gradient_nothing_moves() -> None:
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     optim = OptimOptions(weight_decay=0.5)
 
-    AdamW(module, optim, optim.lr, Ranks()).step(0.1)
+    AdamW(module, optim, optim.lr, Communicator()).step(0.1)
 
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())

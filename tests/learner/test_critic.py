@@ -235,7 +235,7 @@ class TestFaults:
 
     def test_an_estimator_of_the_users_own_that_gives_no_returns(self) -> None:
         made = learner(build(), adv_estimator=f"{__name__}:without_returns", critic_use="model")
-        with pytest.raises(ConfigError, match="critic.use: .*without_returns' gives no returns"):
+        with pytest.raises(ConfigError, match="critic.use: .*without_returns' returns no targets for the critic"):
             made.update(GROUPS)
 
     @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from hooktrainer.algorithms.registry import LOSS_AGG_MODES
 from hooktrainer.errors import NonFiniteError
 from hooktrainer.learner import policy_gradient
 from hooktrainer.learner.batch import PaddedBatch
-from hooktrainer.learner.distributed import Ranks
-from hooktrainer.learner.micro_batches import cuts
+from hooktrainer.learner.distributed import Communicator
+from hooktrainer.learner.micro_batches import split
 from hooktrainer.ports import Group
 
 MORE = (
@@ -88,7 +88,7 @@ def test_more_padding_changes_no_number(kind: str, monkeypatch: pytest.MonkeyPat
     groups = groups_of()
     whole = trained(groups, **KINDS[kind])
     monkeypatch.setattr(policy_gradient.PaddedBatch, "of", wider)
-    monkeypatch.setattr(policy_gradient, "cuts", lambda batch, **_: [uncut(batch)])
+    monkeypatch.setattr(policy_gradient, "split", lambda batch, **_: [uncut(batch)])
 
     assert_same(trained(groups, **KINDS[kind]), whole)
 
@@ -118,7 +118,7 @@ def wider(groups: Sequence[Group], **options: Any) -> PaddedBatch:
 
 def uncut(batch: PaddedBatch) -> object:
     """The whole of it with all its padding, which cutting would take off."""
-    (cut,) = cuts(batch, size=None, tokens=None)
+    (cut,) = split(batch, size=None, tokens=None)
     return attrs.evolve(cut, width=batch.mask.shape[1], part=batch)
 
 
@@ -141,7 +141,7 @@ def test_a_token_budget_is_kept_and_every_answer_with_a_token_is_in_one_part(
 ) -> None:
     groups = [group([2] * prompt, trajectory([3] * answer, 1.0)) for prompt, answer in lengths]
     batch = PaddedBatch.of(groups, pad_id=0, device=torch.device("cpu"))
-    parts = cuts(batch, size=None, tokens=budget)
+    parts = split(batch, size=None, tokens=budget)
 
     rows = [row for cut in parts for row in torch.arange(len(lengths))[cut.rows].tolist()]
     with_tokens = {row for row, (_, answer) in enumerate(lengths) if answer}
@@ -149,7 +149,7 @@ def test_a_token_budget_is_kept_and_every_answer_with_a_token_is_in_one_part(
     assert with_tokens <= set(rows)
     for cut in parts:
         assert len(cut.part.tokens) == 1 or cut.part.tokens.numel() <= budget
-        torch.testing.assert_close(cut.part.mask, cut.of(batch.mask))
+        torch.testing.assert_close(cut.part.mask, cut.select(batch.mask))
         assert cut.part.mask.sum() == batch.mask[cut.rows].sum()
 
 
@@ -157,7 +157,7 @@ def test_sorting_by_length_saves_padding() -> None:
     lengths = [1, 8, 1, 8, 1, 8, 1, 8]
     groups = [group([2], trajectory([3] * length, 1.0)) for length in lengths]
     batch = PaddedBatch.of(groups, pad_id=0, device=torch.device("cpu"))
-    padded = {key: sum(cut.part.tokens.numel() for cut in cuts(batch, **by)) for key, by in WAYS.items()}
+    padded = {key: sum(cut.part.tokens.numel() for cut in split(batch, **by)) for key, by in WAYS.items()}
     assert padded == {"tokens": 4 * 9 + 4 * 2, "size": 8 * 9}
 
 
@@ -221,7 +221,7 @@ def _rank(rank: int, shares: Sequence[Sequence[Group]], options: dict[str, Any],
     try:
         for place, each in enumerate(options):
             model = build(torch.float64)
-            made = learner(model, **each, ranks=Ranks(sum=all_reduced, rank=rank, size=len(shares)))
+            made = learner(model, **each, communicator=Communicator(sum=all_reduced, rank=rank, size=len(shares)))
             found = values(made.update(shares[rank]))
             torch.save((gradients(model), found), f"{folder}/{place}-{rank}.pt")
     finally:
@@ -274,7 +274,7 @@ class Meeting:
         self._barrier = threading.Barrier(2, timeout=30)
         self._given: dict[int, Tensor] = {}
 
-    def rank(self, rank: int) -> Ranks:
+    def rank(self, rank: int) -> Communicator:
         def summed(tensor: Tensor) -> Tensor:
             self._given[rank] = tensor
             self._barrier.wait()
@@ -282,7 +282,7 @@ class Meeting:
             self._barrier.wait()
             return total
 
-        return Ranks(sum=summed, rank=rank, size=2)
+        return Communicator(sum=summed, rank=rank, size=2)
 
     def both(self, work: Callable[[int], Any]) -> list[Any]:
         with ThreadPoolExecutor(2) as pool:
@@ -295,7 +295,7 @@ def test_totals_are_those_of_all_ranks_and_groups_are_numbered_through() -> None
     found = meeting.both(lambda rank: meeting.rank(rank).totals(*shares[rank]))
     for (totals, first), place in zip(found, (0, 2), strict=True):
         assert (totals.tokens, totals.sequences, totals.prompt_tokens, first) == (9, 3, (3, 2, 4), place)
-    alone, first = Ranks().totals(*shares[0])
+    alone, first = Communicator().totals(*shares[0])
     assert (alone.tokens, alone.sequences, alone.prompt_tokens, first) == (5, 2, (3, 2), 0)
 
 
@@ -309,7 +309,7 @@ def test_what_is_not_finite_on_one_rank_ends_the_update_on_all(skips: bool, opti
     shares = [[group([2, 3], answer, trajectory([4], 0.0))], list(GROUPS[:1])]
 
     def work(rank: int) -> str:
-        made = learner(build(torch.float64), ranks=meeting.rank(rank), ppo_epochs=3, **options)
+        made = learner(build(torch.float64), communicator=meeting.rank(rank), ppo_epochs=3, **options)
         made.skips_nonfinite = skips
         try:
             found = values(made.update(shares[rank]))

@@ -155,7 +155,9 @@ class TestAnotherConfiguration:
             assert caplog.messages == []
             other.load_state_dict(first.state_dict())
         assert (same.kl_coeff, other.kl_coeff) == (0.3, 0.5)
-        assert caplog.messages == ["algorithm.kl_coeff is 0.5 now and was 0.1: it begins anew, from 0.3"]
+        assert caplog.messages == [
+            "algorithm.kl_coeff is 0.5 and was 0.1 when the checkpoint was saved: training resumes with 0.5, not 0.3"
+        ]
 
     def test_parameters_that_were_not_trained_before_are_told(self, caplog: pytest.LogCaptureFixture) -> None:
         model = build()
@@ -167,5 +169,6 @@ class TestAnotherConfiguration:
         (message,) = caplog.messages
         assert (
             message
-            == "1 parameters of the actor are trained that were not in the checkpoint, and begin anew: head.weight"
+            == "no optimizer state in the checkpoint for 1 trained parameters of the actor, which starts at zero: "
+            "head.weight"
         )

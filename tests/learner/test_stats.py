@@ -1,0 +1,149 @@
+"""What a policy loss reports beside its loss: each stat with its reduction, whatever its name."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.learners import GROUPS, build, drifted, learner, on_policy, values
+from hooktrainer.algorithms.policy_losses import TokenLoss, ppo_clip
+from hooktrainer.algorithms.stats import TokenMax, TokenMean, TokenMin, TokenSum
+from hooktrainer.errors import ConfigError
+from hooktrainer.learner.distributed import Communicator
+
+# GROUPS have 11 tokens in 5 answers; what is padded is never trained on.
+TOKENS = 11
+
+
+def odd_names(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    result = ppo_clip(logprobs, proximal, advantages, mask)
+    ones = torch.where(mask, torch.ones_like(logprobs.detach()), torch.nan)
+    names = ("aux_loss", "ratio/max", "ratio/min", "mine/grad_norm", "returns_sq", "divergence/weight", "vf_error")
+    return TokenLoss(result.loss, {**result.stats, **dict.fromkeys(names, ones)})
+
+
+def reductions(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    result = ppo_clip(logprobs, proximal, advantages, mask)
+    shown = torch.where(mask, logprobs.detach(), torch.nan)
+    kinds = {"mean": TokenMean, "sum": TokenSum, "max": TokenMax, "min": TokenMin}
+    return TokenLoss(result.loss, {"plain": shown, **{f"by_{key}": kind(shown) for key, kind in kinds.items()}})
+
+
+def infinite(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    result = ppo_clip(logprobs, proximal, advantages, mask)
+    return TokenLoss(result.loss, {"aux_loss": torch.full_like(logprobs.detach(), math.inf)})
+
+
+def not_always(logprobs: Tensor, mask: Tensor) -> TokenLoss:
+    stats = {"long": torch.ones_like(logprobs.detach())} if mask.shape[1] == 4 else {}
+    return TokenLoss(-logprobs, stats)
+
+
+def test_a_name_does_not_decide_how_a_stat_is_reduced() -> None:
+    plain = values(learner(build()).update(on_policy(GROUPS, build())))
+    found = values(learner(build(), policy_loss=f"{__name__}:odd_names").update(on_policy(GROUPS, build())))
+
+    assert found.items() >= plain.items()
+    assert {key: found[key] for key in found.keys() - plain.keys()} == dict.fromkeys(
+        (
+            "actor/aux_loss", "ratio/max", "ratio/min", "mine/grad_norm", "actor/returns_sq", "divergence/weight",
+            "actor/vf_error",
+        ),
+        1.0,
+    )  # fmt: skip
+
+
+def test_a_stat_that_is_not_finite_skips_no_update() -> None:
+    made = learner(build(), policy_loss=f"{__name__}:infinite")
+    found = made.update(on_policy(GROUPS, build()))
+    assert made.state_dict()["updates"] == 1
+    assert found["actor/aux_loss"].value == math.inf
+
+
+@pytest.mark.parametrize("size", [None, 1, 2, 3])
+def test_micro_batches_change_no_stat(size: int | None) -> None:
+    assert reported(micro_batch_size=size) == pytest.approx(expected(), abs=1e-12)
+
+
+@pytest.mark.parametrize("shares", [(GROUPS[:1], GROUPS[1:]), (GROUPS, ()), ((), GROUPS)])
+def test_ranks_change_no_stat(shares: tuple[object, object]) -> None:
+    barrier, given = threading.Barrier(2, timeout=30), dict[int, Tensor]()
+
+    def summed(rank: int) -> Callable[[Tensor], Tensor]:
+        def add(tensor: Tensor) -> Tensor:
+            given[rank] = tensor
+            barrier.wait()
+            total = given[0] + given[1]
+            barrier.wait()
+            return total
+
+        return add
+
+    def work(rank: int) -> dict[str, float]:
+        communicator = Communicator(sum=summed(rank), rank=rank, size=2)
+        return reported(shares[rank], micro_batch_size=2, communicator=communicator)  # type: ignore[call-overload]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [future.result(60) for future in [pool.submit(work, rank) for rank in range(2)]]
+    assert found == [pytest.approx(expected(), abs=1e-12)] * 2
+
+
+def reported(groups: object = GROUPS, **options: object) -> dict[str, float]:
+    drifting = {id(each): other for each, other in zip(GROUPS, drifted(on_policy(GROUPS, build())), strict=True)}
+    made = learner(build(torch.float64), policy_loss=f"{__name__}:reductions", **options)
+    found = values(made.update([drifting[id(each)] for each in groups]))  # type: ignore[attr-defined]
+    return {key.removeprefix("actor/"): value for key, value in found.items() if "by_" in key or "plain" in key}
+
+
+def expected() -> dict[str, float]:
+    """Of one pass over all answers."""
+    model = build(torch.float64)
+    logprobs = torch.cat([
+        torch.log_softmax(model(torch.tensor([[*group.prompt.tokens, *answer.tokens]]), None)[0], -1)[
+            len(group.prompt.tokens) - 1 : -1
+        ].gather(1, torch.from_numpy(answer.tokens)[:, None])[:, 0]
+        for group in GROUPS
+        for answer in group.trajectories
+    ])  # fmt: skip
+    assert len(logprobs) == TOKENS
+    mean = logprobs.mean().item()
+    extremes = {"by_max": logprobs.max().item(), "by_min": logprobs.min().item()}
+    return {"plain": mean, "by_mean": mean, "by_sum": logprobs.sum().item(), **extremes}
+
+
+RESERVED = (
+    "entropy", "pg_loss", "kl_loss", "grad_norm", "lr", "actor/pg_loss", "actor/entropy", "critic/vf_loss",
+    "critic/score/mean", "rollout_corr/kl", "timing_s/gen", "training/global_step", "val/score/mean",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", RESERVED)
+def test_names_of_the_learners_own_metrics_are_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.not_always", lambda logprobs: TokenLoss(-logprobs, {key: logprobs.detach()}))
+    name = f"{__name__}:not_always"
+    named = key if "/" in key else f"actor/{key}"
+    message = f"algorithm.policy_loss: '{name}' returned a TokenLoss with stats['{key}'], but the metric '{named}' is"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        learner(build(), policy_loss=name).update(GROUPS)
+
+
+def test_two_keys_of_one_metric_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        f"{__name__}.not_always",
+        lambda logprobs: TokenLoss(-logprobs, dict.fromkeys(("mine", "actor/mine"), logprobs.detach())),
+    )
+    with pytest.raises(ConfigError, match=r"stats\['actor/mine'\], but another key has the metric 'actor/mine'"):
+        learner(build(), policy_loss=f"{__name__}:not_always").update(GROUPS)
+
+
+def test_stats_that_differ_between_micro_batches_are_refused() -> None:
+    made = learner(build(), policy_loss=f"{__name__}:not_always", micro_batch_size=1)
+    with pytest.raises(ConfigError, match=r"'.*:not_always' reported 'actor/long' for some micro-batches only"):
+        made.update(GROUPS)
