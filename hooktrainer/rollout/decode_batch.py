@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hooktrainer.ports import Prompt
-from hooktrainer.rollout.options import Sampling
+from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.sampler import choose
-from hooktrainer.weight_sync.torn_reads import Echo
+from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 if TYPE_CHECKING:
     from hooktrainer.models.policy import Policy
 
 
 @attrs.define(eq=False)
-class Draft:
+class Request:
     """An answer in the making."""
 
     prompt: Prompt
@@ -39,7 +39,7 @@ class Draft:
     """Whether the end token was reached."""
     complete: bool = False
     """Whether it is ended or cut off."""
-    echoes: set[Echo] = attrs.field(factory=set)
+    fingerprints: set[Fingerprint] = attrs.field(factory=set)
     """What its weights were, as of the moment when it left them."""
 
     def restart(self) -> None:
@@ -47,11 +47,11 @@ class Draft:
         self.tokens.clear()
         self.logprobs.clear()
         self.versions.clear()
-        self.echoes.clear()
+        self.fingerprints.clear()
         self.complete = self.ended = False
 
 
-class Lane:
+class DecodeBatch:
     """Drafts in dense rows: one that ends makes room at once, whatever the others have still to say."""
 
     def __init__(
@@ -59,72 +59,76 @@ class Lane:
         model: Policy,
         version: int,
         *,
-        options: Sampling,
+        options: SamplingOptions,
         eos_id: int,
         device: torch.device,
         slots: int,
         length: int,
-        echo: Callable[[], Echo],
+        fingerprint: Callable[[], Fingerprint],
     ) -> None:
         self.version = version
         self._model = model
         self._options = options
         self._eos_id = eos_id
         self._device = device
-        self._echo = echo
+        self._fingerprint = fingerprint
         self._cache = model.new_cache(slots, length)
         self._logits: Tensor | None = None
         """Of the next token of every row, (R, V)."""
-        self.rows: list[Draft] = []
+        self.rows: list[Request] = []
 
     @torch.no_grad()
-    def admit(self, drafts: Sequence[Draft]) -> None:
+    def admit(self, requests: Sequence[Request]) -> None:
         """Read each prompt once, with what was answered before, and go on from there."""
-        keys = [id(draft) if draft.tokens else id(draft.prompt) for draft in drafts]
-        texts = dict(zip(keys, drafts, strict=True))
+        keys = [id(request) if request.tokens else id(request.prompt) for request in requests]
+        texts = dict(zip(keys, requests, strict=True))
         places = {key: place for place, key in enumerate(texts)}
         rows = [places[key] for key in keys]
-        tokens, lengths = self._padded([[*draft.prompt.tokens.tolist(), *draft.tokens] for draft in texts.values()])
+        tokens, lengths = self._padded(
+            [[*request.prompt.tokens.tolist(), *request.tokens] for request in texts.values()]
+        )
         cache = self._model.new_cache(len(texts), tokens.shape[1])
         logits = self._model.prefill(tokens, lengths, cache)[torch.tensor(rows, device=self._device)]
         self._cache.append(cache, rows)
         self._logits = logits if self._logits is None else torch.cat((self._logits, logits))
-        self.rows += drafts
+        self.rows += requests
 
     @torch.no_grad()
-    def step(self) -> list[Draft]:
+    def step(self) -> list[Request]:
         """One more token of every row; the drafts that it completed, which leave."""
         assert self._logits is not None
         tokens, logprobs = choose(self._logits, self._options.temperature, self._draws())
         done = []
-        for row, (draft, token, logprob) in enumerate(zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True)):
-            draft.tokens.append(token)
-            draft.logprobs.append(logprob)
-            draft.versions.append(self.version)
-            draft.ended = token == self._eos_id
-            draft.complete = draft.ended or len(draft.tokens) == self._options.max_response_length
-            if draft.complete:
+        for row, (request, token, logprob) in enumerate(
+            zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True)
+        ):
+            request.tokens.append(token)
+            request.logprobs.append(logprob)
+            request.versions.append(self.version)
+            request.ended = token == self._eos_id
+            request.complete = request.ended or len(request.tokens) == self._options.max_response_length
+            if request.complete:
                 done.append(row)
         complete = [self.rows[row] for row in done]
-        self._note_echo(complete)
+        self._note_fingerprint(complete)
         if done:
             tokens = self._drop(done, tokens)
         self._logits = self._model.decode(tokens, self._cache) if self.rows else None
         return complete
 
-    def leave(self) -> list[Draft]:
+    def leave(self) -> list[Request]:
         """The drafts that are still in work; they go on elsewhere."""
-        self._note_echo([draft for draft in self.rows if draft.tokens])
+        self._note_fingerprint([request for request in self.rows if request.tokens])
         return self.rows
 
-    def _note_echo(self, drafts: Sequence[Draft]) -> None:
-        if drafts:
-            echo = self._echo()
-            for draft in drafts:
-                draft.echoes.add(echo)
+    def _note_fingerprint(self, requests: Sequence[Request]) -> None:
+        if requests:
+            fingerprint = self._fingerprint()
+            for request in requests:
+                request.fingerprints.add(fingerprint)
 
     def _draws(self) -> Tensor | None:
-        draws = [draft.draws[len(draft.tokens)] for draft in self.rows if draft.draws is not None]
+        draws = [request.draws[len(request.tokens)] for request in self.rows if request.draws is not None]
         return torch.tensor(draws, dtype=torch.float64, device=self._device) if draws else None
 
     def _drop(self, done: Sequence[int], tokens: Tensor) -> Tensor:

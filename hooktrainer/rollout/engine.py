@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hooktrainer.ports import Floats, Prompt, ReplayBuffer, Tokens, Trajectory
-from hooktrainer.rollout.stats import Meter
-from hooktrainer.rollout.worker_loop import Server, Source
+from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.rollout.worker_loop import Source, WorkerLoop
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Engine:
     """Base of the built-in engines: their own copy of the published weights, validation and metrics."""
 
-    def __init__(self, generator: Generator, weights: DoubleBuffer, meter: Meter | None = None) -> None:
+    def __init__(self, generator: Generator, weights: DoubleBuffer, stats: RolloutStats | None = None) -> None:
         self._generator = generator
         self._weights = weights
-        self._meter = meter or Meter()
+        self._stats = stats or RolloutStats()
         self._stopped = threading.Event()
         self._buffer: ReplayBuffer | None = None
 
@@ -37,7 +37,7 @@ class Engine:
 
     def stage(self, weights: Weights, version: int) -> Mapping[str, int]:
         """Copy a bucket beside the weights in use; waits only for answers that are two versions behind."""
-        self._meter.begin_sync()
+        self._stats.begin_sync()
         return self._weights.stage(weights, version)
 
     def pause(self) -> None:
@@ -47,12 +47,12 @@ class Engine:
     def flip(self) -> None:
         """Use the staged weights from the next token on, or the next answer, as `on_sync` says."""
         self._weights.flip()
-        self._meter.end_sync()
+        self._stats.end_sync()
 
     def unflip(self) -> None:
         """Undo the flip since the last `stage`, and forget what is staged."""
         self._weights.unflip()
-        self._meter.end_sync()
+        self._stats.end_sync()
 
     def resume(self) -> None:
         """Begin answers again."""
@@ -73,7 +73,7 @@ class Engine:
 
     def take_metrics(self) -> Mapping[str, object]:
         """Metrics since the last call."""
-        return self._meter.take()
+        return self._stats.take()
 
-    def _server(self, source: Source) -> Server:
-        return Server(self._generator, source, self._meter, self._stopped, self._weights.witness.check)
+    def _server(self, source: Source) -> WorkerLoop:
+        return WorkerLoop(self._generator, source, self._stats, self._stopped, self._weights.detector.check)

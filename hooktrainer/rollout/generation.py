@@ -14,38 +14,40 @@ from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.errors import RolloutError
 from hooktrainer.models.policy import Policy, full_state
 from hooktrainer.ports import Floats, Group, Prompt, Task, Tokens, Trajectory
-from hooktrainer.rollout.decode_batch import Draft, Lane
-from hooktrainer.rollout.options import Sampling
+from hooktrainer.rollout.decode_batch import DecodeBatch, Request
+from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.sampler import uniforms
 from hooktrainer.tasks.tokenizer import CharTokenizer
-from hooktrainer.weight_sync.double_buffer import Modules
-from hooktrainer.weight_sync.torn_reads import Echo, ends_of
+from hooktrainer.weight_sync.double_buffer import ModulePair
+from hooktrainer.weight_sync.torn_reads import Fingerprint, ends_of
 
 
 class Generator:
     """Answers prompts with the weights in use; safe to use from many threads."""
 
-    def __init__(self, *, weights: Modules, tokenizer: CharTokenizer, task: Task, seed: int, options: Sampling) -> None:
+    def __init__(
+        self, *, weights: ModulePair, tokenizer: CharTokenizer, task: Task, seed: int, options: SamplingOptions
+    ) -> None:
         self.weights = weights
         self.options = options
         self._tokenizer = tokenizer
         self._task = task
         self._seed = seed
 
-    def drafts(self, group: Group) -> list[Draft]:
+    def requests(self, group: Group) -> list[Request]:
         """The `n` answers of a group, to be sampled with its own random numbers."""
         draws = uniforms(self._seed, group.number, self.options.n, self.options.max_response_length)
-        return [Draft(group.prompt, group.number, row) for row in draws]
+        return [Request(group.prompt, group.number, row) for row in draws]
 
     @contextmanager
-    def lane(self, slots: int) -> Iterator[Lane]:
+    def batch(self, slots: int) -> Iterator[DecodeBatch]:
         """A lane on the weights in use, which stay as they are until the end of the block."""
         with self.weights.reading() as (module, version):
             if version < 0:
                 raise RolloutError("no weights were published to this engine yet")
             state = full_state(module)
             ends = ends_of(state)
-            yield Lane(
+            yield DecodeBatch(
                 cast("Policy", module),
                 version,
                 options=self.options,
@@ -53,7 +55,7 @@ class Generator:
                 device=next(iter(state.values())).device,
                 slots=slots,
                 length=self._task.longest_prompt + self.options.max_response_length,
-                echo=lambda: Echo.of(version, ends),
+                fingerprint=lambda: Fingerprint.of(version, ends),
             )
 
     @torch.no_grad()
@@ -72,33 +74,33 @@ class Generator:
 
     def greedy(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         """The most likely answer to each prompt, token by token."""
-        drafts = [Draft(prompt) for prompt in prompts]
-        slots = min(self.options.slots, len(drafts))
-        if drafts:
-            with self.lane(slots) as lane:
-                for start in range(0, len(drafts), slots):
-                    lane.admit(drafts[start : start + slots])
-                    while lane.rows:
-                        lane.step()
-        return self.trajectories(drafts)
+        requests = [Request(prompt) for prompt in prompts]
+        slots = min(self.options.slots, len(requests))
+        if requests:
+            with self.batch(slots) as batch:
+                for start in range(0, len(requests), slots):
+                    batch.admit(requests[start : start + slots])
+                    while batch.rows:
+                        batch.step()
+        return self.trajectories(requests)
 
-    def trajectories(self, drafts: Sequence[Draft]) -> list[Trajectory]:
+    def trajectories(self, requests: Sequence[Request]) -> list[Trajectory]:
         """Complete drafts, scored. Raises `RolloutError` if logits were not finite, or a score is no number."""
-        return [self._trajectory(draft) for draft in drafts]
+        return [self._trajectory(request) for request in requests]
 
-    def _trajectory(self, draft: Draft) -> Trajectory:
-        logprobs = np.array(draft.logprobs, dtype=np.float32)
+    def _trajectory(self, request: Request) -> Trajectory:
+        logprobs = np.array(request.logprobs, dtype=np.float32)
         if not np.isfinite(logprobs).all():
             raise RolloutError("the model gives logits that are not finite, so that nothing can be sampled from it")
-        tokens = np.array(draft.tokens, dtype=np.int64)
+        tokens = np.array(request.tokens, dtype=np.int64)
         text = self._tokenizer.decode(tokens)
         return Trajectory(
             tokens=tokens,
             logprobs=logprobs,
-            score=self._score(draft.prompt, text),
+            score=self._score(request.prompt, text),
             text=text,
-            truncated=not draft.ended,
-            versions=np.array(draft.versions, dtype=np.int64),
+            truncated=not request.ended,
+            versions=np.array(request.versions, dtype=np.int64),
         )
 
     def _score(self, prompt: Prompt, text: str) -> float:

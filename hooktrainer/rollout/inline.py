@@ -9,7 +9,7 @@ import attrs
 
 from hooktrainer.ports import RolloutEngine, Task
 from hooktrainer.rollout.engine import Engine
-from hooktrainer.rollout.options import Sampling
+from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class InlineEngine(Engine):
 
 
 @attrs.frozen(kw_only=True)
-class Inline(Sampling):
+class InlineOptions(SamplingOptions):
     """Sample on the loop's thread: synchronous and reproducible."""
 
     def build(

@@ -21,7 +21,7 @@ COUNT = and_(instance_of(int), ge(1))
 
 
 @attrs.frozen(kw_only=True)
-class Sampling:
+class SamplingOptions:
     """How prompts are answered."""
 
     n: int = attrs.field(default=8, validator=COUNT)
@@ -48,8 +48,8 @@ class Sampling:
         """What an engine of this process works with; `policy` makes a new module of the learner's architecture."""
         from hooktrainer.models.policy import full_state
         from hooktrainer.rollout.generation import Generator
-        from hooktrainer.weight_sync.double_buffer import DoubleBuffer, Modules
+        from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
 
-        modules = Modules(policy, self.sync_timeout_s)
+        modules = ModulePair(policy, self.sync_timeout_s)
         generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=self)
         return generator, DoubleBuffer([full_state(module) for module in modules.modules], modules)

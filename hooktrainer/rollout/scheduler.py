@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from hooktrainer.ports import Group
 
 if TYPE_CHECKING:
-    from hooktrainer.rollout.decode_batch import Draft, Lane
+    from hooktrainer.rollout.decode_batch import DecodeBatch, Request
     from hooktrainer.rollout.generation import Generator
 
 
-class Decoding:
+class Scheduler:
     """What one worker has in work: at most `slots` answers at once, or one group with `batching: group`.
 
-    New answers begin on the weights in use. Those in work when they change end on their own, in a lane that nobody
+    New answers begin on the weights in use. Those in work when they change end on their own, in a batch that nobody
     joins any more, or go on with the new ones from their next token (`on_sync: continue`). Then all that they had read
     is read again: keys and values of the old weights would make log-probabilities that no set of weights gives.
     """
@@ -29,9 +29,9 @@ class Decoding:
         self._continues = options.on_sync == "continue"
         self._version = -1
         self._slots = options.n if self._by_group else options.slots
-        self._waiting: deque[Draft] = deque()
-        self._lanes: list[tuple[Lane, ExitStack]] = []
-        self._groups: dict[int, tuple[Group, Sequence[Draft]]] = {}
+        self._waiting: deque[Request] = deque()
+        self._batches: list[tuple[DecodeBatch, ExitStack]] = []
+        self._groups: dict[int, tuple[Group, Sequence[Request]]] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -45,18 +45,18 @@ class Decoding:
     def add(self, groups: Sequence[Group]) -> None:
         """Take groups into work."""
         for group in groups:
-            drafts = self._generator.drafts(group)
-            self._groups[group.number] = (group, drafts)
-            self._waiting += drafts
+            requests = self._generator.requests(group)
+            self._groups[group.number] = (group, requests)
+            self._waiting += requests
 
-    def step(self) -> Sequence[tuple[Group, Sequence[Draft]]]:
+    def step(self) -> Sequence[tuple[Group, Sequence[Request]]]:
         """Fill the slots and decode one token of every answer; the groups that are complete now."""
         self._follow_weights()
         self._fill()
-        numbers = {draft.number for lane, _ in self._lanes for draft in lane.step()}
+        numbers = {request.number for batch, _ in self._batches for request in batch.step()}
         self._leave(lambda lane: not lane.rows)  # what nobody reads is free for the next version
         candidates = [self._groups[number] for number in sorted(numbers)]
-        return [(group, drafts) for group, drafts in candidates if all(draft.complete for draft in drafts)]
+        return [(group, requests) for group, requests in candidates if all(request.complete for request in requests)]
 
     def done(self, group: Group) -> None:
         """A complete group was handed in."""
@@ -71,37 +71,37 @@ class Decoding:
         return groups
 
     def _free(self) -> int:
-        return self._slots - sum(len(lane.rows) for lane, _ in self._lanes)
+        return self._slots - sum(len(batch.rows) for batch, _ in self._batches)
 
     def _follow_weights(self) -> None:
         version, before = self._generator.weights.version, self._version
         self._version = version
         if version < before:
             self._take_back(version)
-        self._leave(lambda lane: lane.version > version or (self._continues and lane.version != version))
+        self._leave(lambda batch: batch.version > version or (self._continues and batch.version != version))
 
     def _take_back(self, version: int) -> None:
         """A flip was undone: nobody may see what was sampled since."""
-        for _, drafts in self._groups.values():
-            for draft in drafts:
-                if draft.versions and draft.versions[-1] > version:
-                    if draft.complete:  # the others wait, or come from their lane
-                        self._waiting.append(draft)
-                    draft.restart()
+        for _, requests in self._groups.values():
+            for request in requests:
+                if request.versions and request.versions[-1] > version:
+                    if request.complete:  # the others wait, or come from their lane
+                        self._waiting.append(request)
+                    request.restart()
 
     def _fill(self) -> None:
         newcomers = [self._waiting.popleft() for _ in range(min(self._free(), len(self._waiting)))]
         if not newcomers:
             return
-        if not self._lanes or self._lanes[-1][0].version != self._generator.weights.version:
+        if not self._batches or self._batches[-1][0].version != self._generator.weights.version:
             stack = ExitStack()
-            self._lanes.append((stack.enter_context(self._generator.lane(self._slots)), stack))
-        self._lanes[-1][0].admit(newcomers)
+            self._batches.append((stack.enter_context(self._generator.batch(self._slots)), stack))
+        self._batches[-1][0].admit(newcomers)
 
-    def _leave(self, leaves: Callable[[Lane], bool]) -> None:
+    def _leave(self, leaves: Callable[[DecodeBatch], bool]) -> None:
         """Close the lanes that this is true of; answers that they have in work go on in another one."""
-        for lane, stack in self._lanes:
-            if leaves(lane):
-                self._waiting.extendleft(reversed(lane.leave()))
+        for batch, stack in self._batches:
+            if leaves(batch):
+                self._waiting.extendleft(reversed(batch.leave()))
                 stack.close()
-        self._lanes = [(lane, stack) for lane, stack in self._lanes if not leaves(lane)]
+        self._batches = [(batch, stack) for batch, stack in self._batches if not leaves(batch)]

@@ -9,7 +9,7 @@ from time import perf_counter
 from hooktrainer.metrics import Metric, Rate, Sum, merge
 
 
-class Meter:
+class RolloutStats:
     """Merges metrics until they are taken, and tells for what an idle worker waited.
 
     Waiting while new weights are brought in is waiting for weights, any other is waiting for groups.

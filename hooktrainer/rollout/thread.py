@@ -14,7 +14,7 @@ import attrs
 from hooktrainer.errors import RolloutError
 from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Task, Trajectory
 from hooktrainer.rollout.engine import Engine
-from hooktrainer.rollout.options import COUNT, Sampling
+from hooktrainer.rollout.options import COUNT, SamplingOptions
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ GRACE_S: Final = 1.5
 """Seconds that workers have to return once the engine is closed; they look up after every token."""
 
 
-class Shares:
+class FairShares:
     """A buffer that several workers claim from, in even shares; what one leaves goes to whoever asks next."""
 
     def __init__(self, buffer: ReplayBuffer, workers: int) -> None:
@@ -72,7 +72,7 @@ class ThreadEngine(Engine):
     def start(self, buffer: ReplayBuffer) -> None:
         """Start the workers."""
         super().start(buffer)
-        shares = Shares(buffer, self._num_workers)
+        shares = FairShares(buffer, self._num_workers)
         for number in range(self._num_workers):
             # A daemon, since nothing can end a thread that never returns from somebody's code.
             worker = threading.Thread(target=self._work, args=(buffer, shares), name=f"rollout-{number}", daemon=True)
@@ -98,7 +98,7 @@ class ThreadEngine(Engine):
                 _LOG.warning("%s did not return within %g s and is abandoned", worker.name, GRACE_S)
         self._buffer = None
 
-    def _work(self, buffer: ReplayBuffer, shares: Shares) -> None:
+    def _work(self, buffer: ReplayBuffer, shares: FairShares) -> None:
         try:
             self._server(shares).run(block=True)
         except BaseException as error:  # noqa: BLE001 - raised again on the loop's thread, which the close wakes
@@ -107,7 +107,7 @@ class ThreadEngine(Engine):
 
 
 @attrs.frozen(kw_only=True)
-class Thread(Sampling):
+class ThreadOptions(SamplingOptions):
     """Sample in threads of this process, while the learner learns."""
 
     workers: int = attrs.field(default=1, validator=COUNT)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.ports import FailureReason, Group, Trajectory
-from hooktrainer.rollout.scheduler import Decoding
-from hooktrainer.rollout.stats import Meter
-from hooktrainer.weight_sync.torn_reads import Echo
+from hooktrainer.rollout.scheduler import Scheduler
+from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 if TYPE_CHECKING:
-    from hooktrainer.rollout.decode_batch import Draft
+    from hooktrainer.rollout.decode_batch import Request
     from hooktrainer.rollout.generation import Generator
 
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -45,76 +45,76 @@ def reason_of(error: BaseException) -> FailureReason:
     return "timeout" if isinstance(error, TimeoutError) else "error"
 
 
-class Server:
+class WorkerLoop:
     """One worker's loop; until it is stopped, every group that it claimed is finished or failed."""
 
     def __init__(
         self,
         generator: Generator,
         source: Source,
-        meter: Meter,
+        stats: RolloutStats,
         stopped: threading.Event,
-        witness: Callable[[int, Collection[Echo]], None],
+        detector: Callable[[int, Collection[Fingerprint]], None],
     ) -> None:
         """`witness` hears of every group from which weights it was sampled; what it raises ends the worker."""
-        self._witness = witness
+        self._detector = detector
         self._generator = generator
         self._source = source
-        self._meter = meter
+        self._stats = stats
         self._stopped = stopped
-        self._decoding = Decoding(generator)
+        self._scheduler = Scheduler(generator)
         self._counted_until = perf_counter()
 
     def run(self, *, block: bool) -> None:
         """Serve until the source is closed or the engine is stopped; without `block`, until nothing is pending."""
         while not self._stopped.is_set():
             claimed = self._claim(block=block)
-            if not claimed and not self._decoding:
+            if not claimed and not self._scheduler:
                 return
             self._advance(claimed)
-        self._decoding.abandon()  # nobody waits for it any more
+        self._scheduler.abandon()  # nobody waits for it any more
 
     def _claim(self, *, block: bool) -> Sequence[Group]:
-        room = self._decoding.room()
+        room = self._scheduler.room()
         if not room:
             return ()
-        if self._decoding or not block:
+        if self._scheduler or not block:
             return self._source.claim(room, block=False)
-        mark = self._meter.mark()
+        mark = self._stats.mark()
         claimed = self._source.claim(room)
-        self._meter.waited(mark)
+        self._stats.waited(mark)
         self._counted_until = perf_counter()
         return claimed
 
     def _advance(self, claimed: Sequence[Group]) -> None:
         try:
-            self._decoding.add(claimed)
-            for group, drafts in self._decoding.step():
-                self._hand_in(group, drafts)
+            self._scheduler.add(claimed)
+            for group, requests in self._scheduler.step():
+                self._hand_in(group, requests)
         except BaseException as error:
-            for group in self._decoding.abandon():
+            for group in self._scheduler.abandon():
                 self._source.fail(group, error, reason_of(error))
             if isinstance(error, SyncError) or not isinstance(error, (Exception, *CANCELLED)):
                 raise
 
-    def _hand_in(self, group: Group, drafts: Sequence[Draft]) -> None:
+    def _hand_in(self, group: Group, requests: Sequence[Request]) -> None:
         """Score and finish a group, or fail it: an answer that cannot be scored costs no other group."""
-        self._witness(group.number, {echo for draft in drafts for echo in draft.echoes})
+        self._detector(group.number, {fingerprint for request in requests for fingerprint in request.fingerprints})
         try:
-            answers = self._whole(group, drafts)
+            answers = self._whole(group, requests)
         except (Exception, *CANCELLED) as error:  # noqa: BLE001 - the buffer raises it, or replaces the group
             self._source.fail(group, error, reason_of(error))
         else:
             now = perf_counter()
-            self._meter.generated(
+            self._stats.generated(
                 now - self._counted_until, len(answers), sum(len(answer.tokens) for answer in answers)
             )
             self._counted_until = now
             self._source.finish(group, answers)
-        self._decoding.done(group)
+        self._scheduler.done(group)
 
-    def _whole(self, group: Group, drafts: Sequence[Draft]) -> Sequence[Trajectory]:
-        answers: Sequence[Trajectory] | None = self._generator.trajectories(drafts)
+    def _whole(self, group: Group, requests: Sequence[Request]) -> Sequence[Trajectory]:
+        answers: Sequence[Trajectory] | None = self._generator.trajectories(requests)
         wanted = self._generator.options.n
         if answers is None or len(answers) != wanted:
             found = "nothing" if answers is None else f"{len(answers)} answers"

@@ -70,7 +70,7 @@ def _ports(config: Config, parts: Parts) -> Ports:
     import torch
 
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
-    from hooktrainer.weight_sync.same_host import SameHost
+    from hooktrainer.weight_sync.same_host import SameHostTransport
 
     _seed(config.seed)
     if config.trainer.intra_op_threads is not None:
@@ -97,7 +97,7 @@ def _ports(config: Config, parts: Parts) -> Ports:
         learner=learner,
         engine=rollout.build(policy=policy, tokenizer=tokenizer, task=task, seed=config.seed),
         buffer=GroupBuffer(config.replay),
-        transport=SameHost(),
+        transport=SameHostTransport(),
         prompts=TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs),
         clock=SystemClock(),
         sinks=dict(_sinks(config, parts)),

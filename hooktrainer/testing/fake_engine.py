@@ -10,7 +10,7 @@ import numpy as np
 
 from hooktrainer.ports import Floats, Group, Prompt, ReplayBuffer, Tokens, Trajectory, WeightHolder
 from hooktrainer.weight_sync.checksums import checksum
-from hooktrainer.weight_sync.protocol import Attempt, VerifiedTransport
+from hooktrainer.weight_sync.protocol import SyncAttempt, VerifiedTransport
 
 
 def scores_of(weights: Mapping[str, Any], tokens: Tokens) -> Floats:
@@ -155,7 +155,7 @@ class FakeTransport(VerifiedTransport):
         self.published.append(version)
         return metrics
 
-    def _stage(self, attempt: Attempt, weights: Any, *_: object) -> Mapping[str, object]:
+    def _stage(self, attempt: SyncAttempt, weights: Any, *_: object) -> Mapping[str, object]:
         for place, engine in enumerate(attempt.engines):
             engine.stage(weights, attempt.version)
             attempt.staged.append(place)

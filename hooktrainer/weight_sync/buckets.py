@@ -18,7 +18,7 @@ _CAST_ELEMENTS: Final = 1 << 16
 """Elements whose casts are compared at once, in float64."""
 
 
-class Shipment:
+class BucketedWeights:
     """All weights of one version for one engine."""
 
     def __init__(self, weights: Weights, spec: Weights | None, bucket_bytes: int) -> None:

@@ -20,11 +20,11 @@ from hooktrainer.models.lora import without_adapters
 from hooktrainer.models.policy import full_state
 from hooktrainer.weight_sync.checksums import filled
 from hooktrainer.weight_sync.compatibility import misfits, place_of
-from hooktrainer.weight_sync.torn_reads import Echo, Witness, ends_of
+from hooktrainer.weight_sync.torn_reads import Fingerprint, TornReadDetector, ends_of
 from hooktrainer.weight_sync.waiting import wait_until
 
 
-class Modules:
+class ModulePair:
     """Two modules, of which new readers see the one in use."""
 
     def __init__(self, policy: Callable[[], nn.Module], sync_timeout_s: float = math.inf) -> None:
@@ -101,7 +101,7 @@ class Modules:
             self._changed.notify_all()
 
 
-class Readers(Protocol):
+class WeightReaders(Protocol):
     """Whoever reads two sets of weights: threads, or processes that have mapped the memory."""
 
     def release(self, place: int) -> None:
@@ -128,7 +128,9 @@ class Readers(Protocol):
 class DoubleBuffer:
     """Stages and flips two sets of weights under their readers, on the loop's thread."""
 
-    def __init__(self, sets: Sequence[Mapping[str, Tensor]], readers: Readers, witness: Witness | None = None) -> None:
+    def __init__(
+        self, sets: Sequence[Mapping[str, Tensor]], readers: WeightReaders, detector: TornReadDetector | None = None
+    ) -> None:
         self._sets = sets
         self._places = [{name: place_of(tensor) for name, tensor in own.items()} for own in sets]
         self._readers = readers
@@ -139,7 +141,7 @@ class DoubleBuffer:
         """Places of the spare set that nothing has arrived for."""
         self._before: int | None = None
         """The set that was in use before the last flip, while it can be undone."""
-        self.witness: Final = witness or Witness()
+        self.detector: Final = detector or TornReadDetector()
 
     @property
     def version(self) -> int:
@@ -183,7 +185,7 @@ class DoubleBuffer:
                 f"flip to version {self._staging}, but {len(missing)} of {len(places)} tensors never arrived, such as "
                 f"'{missing[0]}'"
             )
-        self.witness.publish(Echo.of(self._staging, ends_of(self.spec())))
+        self.detector.publish(Fingerprint.of(self._staging, ends_of(self.spec())))
         self._staging, self._before = None, self._used
         self._use(1 - self._used)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BUCKET_BYTES: Final = 256 * 2**20
 
 
-class Attempt:
+class SyncAttempt:
     """One version on its way: what was asked of which engine, so that it can be undone."""
 
     def __init__(self, version: int, engines: Sequence[WeightHolder]) -> None:
@@ -119,7 +119,7 @@ class VerifiedTransport(abc.ABC):
         bucket_bytes: int = BUCKET_BYTES,
     ) -> Mapping[str, object]:
         """Bring weights to every engine; see `hooktrainer.ports.WeightTransport`."""
-        attempt = Attempt(version, engines)
+        attempt = SyncAttempt(version, engines)
         with _all_or_nothing(attempt):
             attempt.check_engines(canary)
             staged = self._stage(attempt, weights, trained, bucket_bytes)
@@ -129,7 +129,7 @@ class VerifiedTransport(abc.ABC):
 
     @abc.abstractmethod
     def _stage(
-        self, attempt: Attempt, weights: Weights, trained: Weights | None, bucket_bytes: int
+        self, attempt: SyncAttempt, weights: Weights, trained: Weights | None, bucket_bytes: int
     ) -> Mapping[str, object]:
         """Stage on every engine, note each in `attempt.staged`, and verify what they hold; returns metrics."""
 
@@ -138,7 +138,7 @@ class VerifiedTransport(abc.ABC):
 
 
 @contextmanager
-def _all_or_nothing(attempt: Attempt) -> Iterator[None]:
+def _all_or_nothing(attempt: SyncAttempt) -> Iterator[None]:
     try:
         yield
     except BaseException as error:

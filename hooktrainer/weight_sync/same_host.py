@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from hooktrainer.errors import SyncError
 from hooktrainer.metrics import Max, Sum
-from hooktrainer.weight_sync.buckets import Shipment
+from hooktrainer.weight_sync.buckets import BucketedWeights
 from hooktrainer.weight_sync.checksums import Bucket, checksum
 from hooktrainer.weight_sync.compatibility import place_of
-from hooktrainer.weight_sync.protocol import Attempt, VerifiedTransport, who
+from hooktrainer.weight_sync.protocol import SyncAttempt, VerifiedTransport, who
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Weights
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("hooktrainer")
 
 
-class SameHost(VerifiedTransport):
+class SameHostTransport(VerifiedTransport):
     """Each engine copies bucket after bucket, once, to where it will use it."""
 
     def __init__(self) -> None:
@@ -32,21 +32,21 @@ class SameHost(VerifiedTransport):
         self._sameness_said = False
 
     def _stage(
-        self, attempt: Attempt, weights: Weights, trained: Weights | None, bucket_bytes: int
+        self, attempt: SyncAttempt, weights: Weights, trained: Weights | None, bucket_bytes: int
     ) -> Mapping[str, object]:
-        shipments = []
+        sendings = []
         sent: dict[str, int] = {}
         for place, engine in enumerate(attempt.engines):
-            shipment = Shipment(weights, engine.spec(), bucket_bytes)
+            shipment = BucketedWeights(weights, engine.spec(), bucket_bytes)
             for bucket in shipment.buckets():
                 sent |= _deliver(bucket, attempt, place)
                 del bucket  # before the next one is made
-            shipments.append(shipment)
-        sources = {source for shipment in shipments for source in shipment.sources}
+            sendings.append(shipment)
+        sources = {source for shipment in sendings for source in shipment.sources}
         self._next = (sent, dict(_unsent(sources, trained or {})))
         if sent == self._sent:
-            self._nothing_new(attempt.version, cast=any(shipment.num_cast for shipment in shipments))
-        return self._report(shipments)
+            self._nothing_new(attempt.version, cast=any(shipment.num_cast for shipment in sendings))
+        return self._report(sendings)
 
     def _published(self) -> None:
         self._sent, self._trained = self._next
@@ -66,8 +66,8 @@ class SameHost(VerifiedTransport):
             _LOG.warning("version %d brings engines nothing new: all weights are as they were%s", version, text)
             self._sameness_said = True
 
-    def _report(self, shipments: list[Shipment]) -> Mapping[str, object]:
-        for place, shipment in enumerate(shipments):
+    def _report(self, sendings: list[BucketedWeights]) -> Mapping[str, object]:
+        for place, shipment in enumerate(sendings):
             if shipment.num_cast and not self._casts_said:
                 _LOG.warning(
                     "%d of %d tensors are cast to the dtype of engine %d; largest error %g",
@@ -78,15 +78,15 @@ class SameHost(VerifiedTransport):
                 )
                 self._casts_said = True
         metrics: dict[str, object] = {
-            "weight_sync/bytes": Sum(sum(shipment.num_bytes for shipment in shipments)),
-            "weight_sync/buckets": Sum(sum(shipment.num_buckets for shipment in shipments)),
+            "weight_sync/bytes": Sum(sum(shipment.num_bytes for shipment in sendings)),
+            "weight_sync/buckets": Sum(sum(shipment.num_buckets for shipment in sendings)),
         }
-        if any(shipment.num_cast for shipment in shipments):
-            metrics["weight_sync/cast_error"] = Max(max(shipment.cast_error for shipment in shipments))
+        if any(shipment.num_cast for shipment in sendings):
+            metrics["weight_sync/cast_error"] = Max(max(shipment.cast_error for shipment in sendings))
         return metrics
 
 
-def _deliver(bucket: Bucket, attempt: Attempt, place: int) -> Mapping[str, int]:
+def _deliver(bucket: Bucket, attempt: SyncAttempt, place: int) -> Mapping[str, int]:
     """Stage one bucket, and compare what the engine then holds with what was sent."""
     engine = attempt.engines[place]
     held = engine.stage(bucket, attempt.version)

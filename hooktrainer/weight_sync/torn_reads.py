@@ -23,7 +23,7 @@ _KEPT: Final = 1000
 
 
 @attrs.frozen
-class Echo:
+class Fingerprint:
     """A version, and checksums of its first and its last tensor; of large ones, of one block at the outer end."""
 
     version: int
@@ -31,7 +31,7 @@ class Echo:
     last: int
 
     @classmethod
-    def of(cls, version: int, ends: tuple[Tensor, Tensor] | None) -> Echo:
+    def of(cls, version: int, ends: tuple[Tensor, Tensor] | None) -> Fingerprint:
         """From the bytes of `ends_of` as they are now."""
         if ends is None:
             return cls(version, 0, 0)
@@ -46,24 +46,28 @@ def ends_of(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
     return (tensors[0], tensors[-1]) if tensors else None
 
 
-class Witness:
+class TornReadDetector:
     """Knows the echo of every version that was in use lately."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Echo] = {}
+        self._known: dict[int, Fingerprint] = {}
         self._lock = threading.Lock()
 
-    def publish(self, echo: Echo) -> None:
+    def publish(self, fingerprint: Fingerprint) -> None:
         """This version comes into use."""
         with self._lock:
-            self._known[echo.version] = echo
+            self._known[fingerprint.version] = fingerprint
             if len(self._known) > _KEPT:
                 del self._known[next(iter(self._known))]
 
-    def check(self, number: int, echoes: Collection[Echo]) -> None:
+    def check(self, number: int, fingerprints: Collection[Fingerprint]) -> None:
         """Raise `SyncError` unless a group was sampled from what was published."""
         with self._lock:
-            torn = [(echo, self._known.get(echo.version)) for echo in echoes if self._known.get(echo.version) != echo]
+            torn = [
+                (fingerprint, self._known.get(fingerprint.version))
+                for fingerprint in fingerprints
+                if self._known.get(fingerprint.version) != fingerprint
+            ]
         for found, known in torn:
             raise SyncError(
                 f"group {number} was sampled from torn weights: of version {found.version} the first and the last "

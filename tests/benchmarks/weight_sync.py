@@ -20,15 +20,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from hooktrainer.models.decoder import Decoder
+from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import full_state
 from hooktrainer.models.scoring import token_logprobs
 from hooktrainer.ports import Canary
-from hooktrainer.rollout.process.engine import Process
+from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.tasks.addition import Addition
 from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.weight_sync import checksums
-from hooktrainer.weight_sync.same_host import SameHost
+from hooktrainer.weight_sync.same_host import SameHostTransport
 
 ROUNDS = 15
 TASK = Addition()
@@ -39,10 +39,10 @@ def main(threads: int) -> None:
     """Measure and print."""
     torch.set_num_threads(threads)
     policy = partial(
-        Decoder(layers=16, width=512, heads=8).build, vocab_size=TOKENIZER.vocab_size, max_length=32, seed=0
+        DecoderOptions(layers=16, width=512, heads=8).build, vocab_size=TOKENIZER.vocab_size, max_length=32, seed=0
     )
-    engine = Process(workers=1).build(policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0)
-    learner, transport, versions = policy(), SameHost(), iter(range(10**6))
+    engine = ProcessOptions(workers=1).build(policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0)
+    learner, transport, versions = policy(), SameHostTransport(), iter(range(10**6))
     weights = full_state(learner)
     source = torch.cat([tensor.reshape(-1) for tensor in weights.values()])
     target = torch.zeros_like(source)

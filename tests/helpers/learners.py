@@ -15,7 +15,7 @@ from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.learner.policy_gradient import PolicyGradientLearner
 from hooktrainer.metrics import Metric
-from hooktrainer.models.decoder import Decoder
+from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Group, Prompt, Trajectory
 
@@ -26,7 +26,7 @@ LONGEST = 8
 
 
 def build(dtype: torch.dtype = torch.float32, **options: object) -> nn.Module:
-    model = Decoder(layers=1, width=16, heads=2, **options).build(vocab_size=VOCAB, max_length=16, seed=0)
+    model = DecoderOptions(layers=1, width=16, heads=2, **options).build(vocab_size=VOCAB, max_length=16, seed=0)
     return model.to(dtype)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hooktrainer import ports
-from hooktrainer.models.decoder import Decoder
+from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import FailureReason, Group, Trajectory
 from hooktrainer.tasks.addition import Addition
@@ -24,7 +24,7 @@ PATIENCE_S = 30
 
 def build(scale: float = 3.0, seed: int = 0) -> nn.Module:
     """Far from uniform, so that a wrong temperature, version or cache shows."""
-    model = Decoder(layers=2, width=16, heads=2).build(
+    model = DecoderOptions(layers=2, width=16, heads=2).build(
         vocab_size=TOKENIZER.vocab_size, max_length=TASK.longest_prompt + LENGTH, seed=seed
     )
     with torch.no_grad():

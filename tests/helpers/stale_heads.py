@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from helpers.rollouts import LENGTH, TASK, TOKENIZER
-from hooktrainer.models.transformer import Transformer
+from hooktrainer.models.decoder import Decoder
 
 
-def policy(kind: type[Transformer] = Transformer, *, tied: bool = False, seed: int = 0) -> Transformer:
+def policy(kind: type[Decoder] = Decoder, *, tied: bool = False, seed: int = 0) -> Decoder:
     """A small policy of the shape that a task needs."""
     with torch.random.fork_rng(devices=()):
         model = kind(
@@ -31,7 +31,7 @@ def policy(kind: type[Transformer] = Transformer, *, tied: bool = False, seed: i
     return model
 
 
-class StaleHead(Transformer):
+class StaleHead(Decoder):
     """Its head is a copy, as of the first use of any module of this class."""
 
     kept: Tensor | None = None
@@ -46,4 +46,4 @@ class StaleInWorkers(StaleHead):
     """Right in the trainer's process, stale in the others."""
 
     def project(self, states: Tensor) -> Tensor:
-        return Transformer.project(self, states) if parent_process() is None else super().project(states)
+        return Decoder.project(self, states) if parent_process() is None else super().project(states)

@@ -17,7 +17,7 @@ from hooktrainer.algorithms.policy_losses import TokenLoss, ppo_clip
 from hooktrainer.errors import ConfigError
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.ports import Group
-from hooktrainer.rollout.inline import Inline
+from hooktrainer.rollout.inline import InlineOptions
 from hooktrainer.run.composition import build_parts
 from hooktrainer.run.loading import config_from_mapping
 
@@ -175,7 +175,7 @@ def test_sampler_and_learner_agree_on_what_was_sampled(temperature: float) -> No
 
 
 def sampled(temperature: float) -> list[Group]:
-    options = Inline(n=4, max_response_length=rollouts.LENGTH, temperature=temperature)
+    options = InlineOptions(n=4, max_response_length=rollouts.LENGTH, temperature=temperature)
     engine = options.build(policy=rollouts.build, tokenizer=rollouts.TOKENIZER, task=rollouts.TASK, seed=0)
     rollouts.publish(engine, 0)
     pending = rollouts.groups(6)

@@ -19,9 +19,9 @@ from hooktrainer.learner.policy_gradient import PolicyGradientLearner
 from hooktrainer.models.lora import LoraLinear, add_lora, merged_state, without_adapters
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Canary, Trajectory
-from hooktrainer.rollout.inline import Inline
-from hooktrainer.weight_sync.double_buffer import DoubleBuffer, Modules
-from hooktrainer.weight_sync.same_host import SameHost
+from hooktrainer.rollout.inline import InlineOptions
+from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
+from hooktrainer.weight_sync.same_host import SameHostTransport
 
 TOKENS = np.array([4, 2, 3, 5, 2])
 
@@ -50,8 +50,8 @@ def adapted_policy(*, tied: bool = False) -> nn.Module:
     return model
 
 
-def engine_of(model: object) -> tuple[DoubleBuffer, Modules]:
-    modules = Modules(model)
+def engine_of(model: object) -> tuple[DoubleBuffer, ModulePair]:
+    modules = ModulePair(model)
     return DoubleBuffer([full_state(module) for module in modules.modules], modules), modules
 
 
@@ -60,7 +60,7 @@ class TestOnce:
         learner, (engine, modules) = Scalar(1.0), engine_of(Scalar)
         adapt(learner, 0.5)
         assert learner.layer(torch.ones(1)).item() == 1.5
-        SameHost().publish(merged_state(learner), 1, [engine])
+        SameHostTransport().publish(merged_state(learner), 1, [engine])
         assert modules.in_use.layer(torch.ones(1)).item() == 1.5
         assert list(full_state(modules.in_use)) == ["layer.weight"]
         assert not any(isinstance(module, LoraLinear) for module in modules.in_use.modules())
@@ -83,19 +83,19 @@ class TestOnce:
     def test_base_and_adapter_together_are_refused(self) -> None:
         learner, (engine, _) = Scalar(), engine_of(Scalar)
         with pytest.raises(SyncError, match=r"'layer\.lora_a' is unknown to the engine"):
-            SameHost().publish(full_state(learner), 1, [engine])
+            SameHostTransport().publish(full_state(learner), 1, [engine])
 
     def test_an_engine_that_applies_it_twice_is_caught_by_the_canary(self) -> None:
         class Twice(DoubleBuffer):
             def logprobs(self, tokens: np.ndarray) -> np.ndarray:
                 return np.full(len(tokens) - 1, -(modules.in_use.layer.weight.item() + 0.5), np.float32)
 
-        learner, modules = Scalar(), Modules(Scalar)
+        learner, modules = Scalar(), ModulePair(Scalar)
         adapt(learner, 0.5)
         canary = Canary(tokens=np.arange(3), logprobs=np.full(2, -1.5, np.float32), atol=1e-4)
         engine = Twice([full_state(module) for module in modules.modules], modules)
         with pytest.raises(SyncError, match=r"log-probability is -2, the learner's -1\.5"):
-            SameHost().publish(merged_state(learner), 1, [engine], canary=canary)
+            SameHostTransport().publish(merged_state(learner), 1, [engine], canary=canary)
         assert engine.version == -1
 
 
@@ -122,7 +122,7 @@ class TestMatching:
         learner, (engine, _) = Scalar(), engine_of(partial(Scalar, adapted=False))
         adapter = {name: tensor for name, tensor in full_state(learner).items() if "lora" in name}
         with pytest.raises(SyncError, match="they matched 0 of 1 of its tensors"):
-            SameHost().publish(adapter, 1, [engine])
+            SameHostTransport().publish(adapter, 1, [engine])
 
 
 def test_a_fresh_adapter_changes_nothing_and_a_merged_model_says_the_same() -> None:
@@ -161,10 +161,10 @@ def answered(scores: tuple[float, ...]) -> list[object]:
 class TestTraining:
     def test_adapters_are_trained_the_base_is_not_and_engines_follow(self) -> None:
         learner = learner_of(adapted_policy())
-        engine = Inline(n=2, max_response_length=LENGTH).build(
+        engine = InlineOptions(n=2, max_response_length=LENGTH).build(
             policy=adapted_policy, tokenizer=TOKENIZER, task=TASK, seed=0
         )
-        transport = SameHost()
+        transport = SameHostTransport()
         assert {name.rpartition(".")[2] for name in learner.trainable()} == {"lora_a", "lora_b"}
         base = {name: tensor.clone() for name, tensor in full_state(learner._module).items() if "lora" not in name}
         scores = []
@@ -184,7 +184,7 @@ class TestTraining:
                 return {name: tensor for name, tensor in full_state(self._module).items() if "lora" not in name}
 
         learner = Forgetful(adapted_policy(), algorithm=AlgorithmOptions(), optim=OptimOptions(lr=0.05))
-        (engine, _), transport = engine_of(policy), SameHost()
+        (engine, _), transport = engine_of(policy), SameHostTransport()
         transport.publish(learner.weights(), 0, [engine], trained=learner.trainable())
         learner.update(answered((0.0, 1.0)))
         with pytest.raises(SyncError, match=r"training moved [24] of 4 tensors that are not sent themselves"):

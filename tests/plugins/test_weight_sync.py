@@ -19,7 +19,7 @@ from hooktrainer.testing import (
     ManualClock,
     check_plugin,
 )
-from hooktrainer.weight_sync.same_host import SameHost
+from hooktrainer.weight_sync.same_host import SameHostTransport
 from hooktrainer_plugins.weight_sync import WeightSync
 
 
@@ -170,7 +170,7 @@ def test_what_the_canary_differed_by_is_in_the_row() -> None:
 
 def test_the_real_transport_takes_fakes_too() -> None:
     learner, engine = FakeLearner(), FakeEngine()
-    bus = FakeBus(weight_sync(SameHost(), engine, learner=learner, bucket_mb=0.5), provides=["metrics.row"])
+    bus = FakeBus(weight_sync(SameHostTransport(), engine, learner=learner, bucket_mb=0.5), provides=["metrics.row"])
     learner.weights = lambda: {"w": torch.full((3,), float(learner.updates))}
     learner.logprobs = lambda tokens: np.full(len(tokens) - 1, -3.0 * learner.updates, np.float32)
     for step in (1, 2):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hooktrainer.ports import Prompt
-from hooktrainer.rollout.decode_batch import Draft, Lane
-from hooktrainer.rollout.options import Sampling
-from hooktrainer.weight_sync.torn_reads import Echo
+from hooktrainer.rollout.decode_batch import DecodeBatch, Request
+from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 EOS = 1
 PROMPT = Prompt("23", np.array([2, 3]))
@@ -45,9 +45,9 @@ class Scripted:
         return torch.log(torch.tensor(self.probabilities)).expand(len(tokens), -1)
 
 
-def lane(model: Scripted, longest: int = 3) -> Lane:
-    options = Sampling(max_response_length=longest)
-    return Lane(
+def batch(model: Scripted, longest: int = 3) -> DecodeBatch:
+    options = SamplingOptions(max_response_length=longest)
+    return DecodeBatch(
         model,
         7,
         options=options,
@@ -55,20 +55,20 @@ def lane(model: Scripted, longest: int = 3) -> Lane:
         device=torch.device("cpu"),
         slots=8,
         length=8,
-        echo=lambda: Echo(7, 0, 0),
+        fingerprint=lambda: Fingerprint(7, 0, 0),
     )
 
 
-def drafts(*draws: list[float]) -> list[Draft]:
-    return [Draft(PROMPT, 0, np.array(own)) for own in draws]
+def requests(*draws: list[float]) -> list[Request]:
+    return [Request(PROMPT, 0, np.array(own)) for own in draws]
 
 
 def test_an_answer_ends_at_its_end_token_or_the_longest_length() -> None:
-    made = lane(Scripted([0.1, 0.2, 0.3, 0.4]))
-    first, second = drafts([0.05, 0.95, 0.5], [0.15, 0.0, 0.0])
+    made = batch(Scripted([0.1, 0.2, 0.3, 0.4]))
+    first, second = requests([0.05, 0.95, 0.5], [0.15, 0.0, 0.0])
     made.admit([first, second])
 
-    left = [[draft is first for draft in made.step()] for _ in range(3)]
+    left = [[request is first for request in made.step()] for _ in range(3)]
 
     assert left == [[False], [], [True]]
     assert (first.tokens, first.ended) == ([0, 3, 2], False)
@@ -80,8 +80,8 @@ def test_an_answer_ends_at_its_end_token_or_the_longest_length() -> None:
 
 def test_a_prompt_is_read_once_and_gaps_are_filled_from_the_end() -> None:
     model = Scripted([0.0, 0.5, 0.0, 0.5])
-    made = lane(model)
-    made.admit(drafts([0.1], [0.9, 0.1], [0.1], [0.9, 0.1]))
+    made = batch(model)
+    made.admit(requests([0.1], [0.9, 0.1], [0.1], [0.9, 0.1]))
 
     made.step()
 
@@ -90,9 +90,9 @@ def test_a_prompt_is_read_once_and_gaps_are_filled_from_the_end() -> None:
 
 def test_an_answer_that_was_begun_elsewhere_goes_on_where_it_was() -> None:
     model = Scripted([0.0, 0.5, 0.0, 0.5])
-    made = lane(model)
-    begun = Draft(PROMPT, 0, np.array([0.9, 0.9, 0.1]), tokens=[3], logprobs=[-0.5], versions=[6])
-    made.admit([begun, *drafts([0.1])])
+    made = batch(model)
+    begun = Request(PROMPT, 0, np.array([0.9, 0.9, 0.1]), tokens=[3], logprobs=[-0.5], versions=[6])
+    made.admit([begun, *requests([0.1])])
 
     while made.rows:
         made.step()

@@ -18,20 +18,20 @@ from hooktrainer import ports
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Group, Trajectory
-from hooktrainer.rollout.inline import Inline
-from hooktrainer.rollout.process.engine import Process
-from hooktrainer.rollout.thread import Thread
+from hooktrainer.rollout.inline import InlineOptions
+from hooktrainer.rollout.process.engine import ProcessOptions
+from hooktrainer.rollout.thread import ThreadOptions
 from hooktrainer.tasks.addition import Addition
 
 BASE = {"n": 2, "max_response_length": LENGTH}
 OPTIONS = {
-    "inline": Inline(**BASE),
-    "inline by group": Inline(**BASE, batching="group"),
-    "thread": Thread(**BASE),
-    "3 threads by group": Thread(**BASE, workers=3, batching="group"),
-    "2 threads, few slots": Thread(**BASE, workers=2, slots=3, on_sync="continue"),
-    "2 processes": Process(**BASE, workers=2),
-    "process by group": Process(**BASE, workers=1, batching="group"),
+    "inline": InlineOptions(**BASE),
+    "inline by group": InlineOptions(**BASE, batching="group"),
+    "thread": ThreadOptions(**BASE),
+    "3 threads by group": ThreadOptions(**BASE, workers=3, batching="group"),
+    "2 threads, few slots": ThreadOptions(**BASE, workers=2, slots=3, on_sync="continue"),
+    "2 processes": ProcessOptions(**BASE, workers=2),
+    "process by group": ProcessOptions(**BASE, workers=1, batching="group"),
 }
 NO_PROCESS = [name for name in OPTIONS if "process" not in name]
 
@@ -236,8 +236,8 @@ def test_a_dead_thread_wakes_the_loop_and_tells_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("on_sync", ["finish", "continue"])
-@pytest.mark.parametrize("kind", [Thread, Process])
-def test_readers_see_one_whole_version_while_weights_flip(kind: type[Thread], on_sync: str) -> None:
+@pytest.mark.parametrize("kind", [ThreadOptions, ProcessOptions])
+def test_readers_see_one_whole_version_while_weights_flip(kind: type[ThreadOptions], on_sync: str) -> None:
     options = kind(**BASE, workers=2, slots=4, on_sync=on_sync)
     engine = options.build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
     publish(engine, 0, Versioned.state(0))
@@ -290,7 +290,7 @@ def test_workers_claim_even_shares() -> None:
             together.wait(PATIENCE_S)
             return 1.0
 
-    engine = Thread(n=1, max_response_length=LENGTH, workers=2).build(
+    engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2).build(
         policy=build, tokenizer=TOKENIZER, task=Meeting(), seed=0
     )
     publish(engine, 0)

@@ -26,7 +26,7 @@ from hooktrainer.errors import ConfigError, RolloutError, SyncError
 from hooktrainer.events import FitEnd, IterationEnd
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Task
-from hooktrainer.rollout.process.engine import Process, ProcessEngine
+from hooktrainer.rollout.process.engine import ProcessEngine, ProcessOptions
 from hooktrainer.rollout.process.messages import PackedError
 from hooktrainer.run.loading import config_from_mapping
 
@@ -40,7 +40,7 @@ def make() -> Iterator[Callable[..., ProcessEngine]]:
     engines: list[ProcessEngine] = []
 
     def made(task: Task = TASK, **options: float) -> ProcessEngine:
-        process = Process(n=2, max_response_length=LENGTH, **{"workers": 1, **options})
+        process = ProcessOptions(n=2, max_response_length=LENGTH, **{"workers": 1, **options})
         engine = process.build(policy=build, tokenizer=TOKENIZER, task=task, seed=0)
         engines.append(engine)
         publish(engine, 0)
@@ -86,7 +86,7 @@ class TestErrors:
 
     def test_what_cannot_be_pickled_is_refused_when_the_engine_is_built(self) -> None:
         with pytest.raises(ConfigError, match=r"cannot be pickled.*`rollout: \{use: thread\}` needs no pickling"):
-            Process().build(
+            ProcessOptions().build(
                 policy=lambda: build(),  # noqa: PLW0108 - that is the point
                 tokenizer=TOKENIZER,
                 task=TASK,
@@ -200,7 +200,7 @@ class TestSyncs:
         pid = active_children()[0].pid
         os.kill(pid, signal.SIGSTOP)
         arguments = {"release": (0,), "use": (1, 0), "score": (groups(1)[0].prompt.tokens,)}
-        said = getattr(engine._fleet, call)(*arguments.get(call, ()))
+        said = getattr(engine._pool, call)(*arguments.get(call, ()))
         assert not said
         assert f"rollout worker 0 (pid {pid}) did not " in caplog.text
         assert "within 0.5 s (rollout.sync_timeout_s); sending SIGKILL" in caplog.text
@@ -212,13 +212,13 @@ class TestSyncs:
     def test_a_stopped_worker_that_takes_no_more_messages_delays_no_other(self, make: Make) -> None:
         engine = make(sync_timeout_s=0.5, workers=2)
         started(engine, 64).wait_for(64)
-        with engine._fleet._changed:  # one of them may have answered everything before the other was there
-            engine._fleet._changed.wait_for(lambda: all(member.ready for member in engine._fleet._members), 30)
-        ours = engine._fleet._members[0]
+        with engine._pool._changed:  # one of them may have answered everything before the other was there
+            engine._pool._changed.wait_for(lambda: all(worker.ready for worker in engine._pool._workers), 30)
+        ours = engine._pool._workers[0]
         os.kill(ours.process.pid, signal.SIGSTOP)
         while ours.send(None, 0.0):
             pass
-        other = engine._fleet._members[1].process.pid
+        other = engine._pool._workers[1].process.pid
         engine.pause()
         assert [child.pid for child in active_children() if child.pid == other] == [other]
         assert ours.is_dead()
@@ -296,7 +296,7 @@ class TestEnds:
             "from hooktrainer.rollout.process.engine import Process\n"
             "if __name__ == '__main__':\n"
             "    parts = dict(policy=rollouts.build, tokenizer=rollouts.TOKENIZER, task=rollouts.TASK, seed=0)\n"
-            "    engine = Process(n=2, max_response_length=6).build(**parts)\n"
+            "    engine = ProcessOptions(n=2, max_response_length=6).build(**parts)\n"
             "    rollouts.publish(engine, 0)\n"
             "    queue = rollouts.Queue(rollouts.groups(4))\n"
             "    engine.start(queue)\n"

@@ -15,17 +15,17 @@ from helpers.rollouts import LENGTH, PATIENCE_S, TASK, TOKENIZER, build, groups,
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Group, Trajectory
-from hooktrainer.rollout.decode_batch import Lane
+from hooktrainer.rollout.decode_batch import DecodeBatch
 from hooktrainer.rollout.generation import Generator
-from hooktrainer.rollout.options import Sampling
-from hooktrainer.rollout.scheduler import Decoding
+from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.scheduler import Scheduler
 from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
-OPTIONS = Sampling(n=3, max_response_length=LENGTH, slots=4)
+OPTIONS = SamplingOptions(n=3, max_response_length=LENGTH, slots=4)
 MODELS = {0: build(), 1: build(scale=2.5, seed=1)}
 
 
-def made(options: Sampling = OPTIONS, seed: int = 0) -> tuple[Generator, DoubleBuffer]:
+def made(options: SamplingOptions = OPTIONS, seed: int = 0) -> tuple[Generator, DoubleBuffer]:
     generator, weights = options.parts(policy=build, tokenizer=TOKENIZER, task=TASK, seed=seed)
     publish(weights, 0)
     return generator, weights
@@ -36,22 +36,22 @@ def publish(weights: DoubleBuffer, version: int) -> None:
     weights.flip()
 
 
-def run(decoding: Decoding, pending: Sequence[Group]) -> dict[int, list[Trajectory]]:
+def run(scheduler: Scheduler, pending: Sequence[Group]) -> dict[int, list[Trajectory]]:
     """Answer all of these, claimed as there is room."""
     left, answers = list(pending), {}
-    while left or decoding:
-        room = decoding.room()
-        decoding.add(left[:room])
+    while left or scheduler:
+        room = scheduler.room()
+        scheduler.add(left[:room])
         del left[:room]
-        answers |= advance(decoding)
+        answers |= advance(scheduler)
     return answers
 
 
-def advance(decoding: Decoding) -> dict[int, list[Trajectory]]:
+def advance(scheduler: Scheduler) -> dict[int, list[Trajectory]]:
     answers = {}
-    for group, drafts in decoding.step():
-        answers[group.number] = decoding._generator.trajectories(drafts)
-        decoding.done(group)
+    for group, requests in scheduler.step():
+        answers[group.number] = scheduler._generator.trajectories(requests)
+        scheduler.done(group)
     return answers
 
 
@@ -70,10 +70,10 @@ def logprobs_of(model: nn.Module, group: Group, answer: Trajectory, temperature:
 @pytest.mark.parametrize("slots", [1, 4, 64])
 def test_no_slot_is_empty_while_there_is_work(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    step = Lane.step
-    monkeypatch.setattr(Lane, "step", lambda lane: (rows.append(len(lane.rows)), step(lane))[1])
+    step = DecodeBatch.step
+    monkeypatch.setattr(DecodeBatch, "step", lambda batch: (rows.append(len(batch.rows)), step(batch))[1])
 
-    answers = run(Decoding(made(attrs.evolve(OPTIONS, slots=slots))[0]), groups(8))
+    answers = run(Scheduler(made(attrs.evolve(OPTIONS, slots=slots))[0]), groups(8))
 
     tokens = sum(len(answer.tokens) for own in answers.values() for answer in own)
     busiest = min(slots, 8 * OPTIONS.n)
@@ -86,26 +86,26 @@ def test_no_slot_is_empty_while_there_is_work(slots: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("options", [{"slots": 1}, {"slots": 64}, {"batching": "group"}], ids=str)
 def test_the_same_tokens_are_sampled_in_any_company(options: dict[str, object]) -> None:
-    expected = run(Decoding(made()[0]), groups(6))
+    expected = run(Scheduler(made()[0]), groups(6))
 
-    answers = run(Decoding(made(attrs.evolve(OPTIONS, **options))[0]), groups(6)[::-1])
+    answers = run(Scheduler(made(attrs.evolve(OPTIONS, **options))[0]), groups(6)[::-1])
 
     assert tokens_of(dict(sorted(answers.items()))) == tokens_of(dict(sorted(expected.items())))
 
 
 def test_seed_and_dispatch_number_decide_the_answers() -> None:
     group = groups(1)[0]
-    first = tokens_of(run(Decoding(made()[0]), [group]))[0]
+    first = tokens_of(run(Scheduler(made()[0]), [group]))[0]
 
-    assert tokens_of(run(Decoding(made()[0]), [attrs.evolve(group, number=9)]))[9] != first
-    assert tokens_of(run(Decoding(made(seed=1)[0]), [group]))[0] != first
+    assert tokens_of(run(Scheduler(made()[0]), [attrs.evolve(group, number=9)]))[9] != first
+    assert tokens_of(run(Scheduler(made(seed=1)[0]), [group]))[0] != first
 
 
 def test_groups_decoded_by_themselves_repeat_to_the_last_bit() -> None:
     options = attrs.evolve(OPTIONS, batching="group")
-    all_of_them = run(Decoding(made(options)[0]), groups(6))
+    all_of_them = run(Scheduler(made(options)[0]), groups(6))
     for group in groups(6):
-        alone = run(Decoding(made(options)[0]), [group])[group.number]
+        alone = run(Scheduler(made(options)[0]), [group])[group.number]
         for one, other in zip(alone, all_of_them[group.number], strict=True):
             np.testing.assert_array_equal(one.logprobs, other.logprobs)
 
@@ -114,7 +114,7 @@ def test_groups_decoded_by_themselves_repeat_to_the_last_bit() -> None:
 @pytest.mark.parametrize("batching", ["continuous", "group"])
 def test_log_probabilities_are_those_of_a_whole_forward(batching: str, temperature: float) -> None:
     options = attrs.evolve(OPTIONS, batching=batching, temperature=temperature)
-    answers = run(Decoding(made(options)[0]), groups(6))
+    answers = run(Scheduler(made(options)[0]), groups(6))
     for group in groups(6):
         for answer in answers[group.number]:
             expected = logprobs_of(MODELS[0], group, answer, temperature)
@@ -122,7 +122,7 @@ def test_log_probabilities_are_those_of_a_whole_forward(batching: str, temperatu
 
 
 def test_trajectories_carry_score_text_version_and_truncation() -> None:
-    answers = run(Decoding(made(Sampling(n=8, max_response_length=2))[0]), groups(2))
+    answers = run(Scheduler(made(SamplingOptions(n=8, max_response_length=2))[0]), groups(2))
     for group in groups(2):
         for answer in answers[group.number]:
             assert answer.text == TOKENIZER.decode(answer.tokens)
@@ -133,24 +133,24 @@ def test_trajectories_carry_score_text_version_and_truncation() -> None:
 
 
 def test_a_group_takes_part_until_all_its_answers_are_complete() -> None:
-    decoding = Decoding(made()[0])
-    decoding.add(groups(2))
+    scheduler = Scheduler(made()[0])
+    scheduler.add(groups(2))
     handed_in = []
-    while len(decoding):
-        handed_in += advance(decoding)
-        assert len(decoding) == 2 - len(handed_in)
+    while len(scheduler):
+        handed_in += advance(scheduler)
+        assert len(scheduler) == 2 - len(handed_in)
     assert sorted(handed_in) == [0, 1]
 
 
 def test_answers_in_work_end_on_their_weights_and_new_ones_begin_on_the_published() -> None:
     generator, weights = made()
-    decoding = Decoding(generator)
+    scheduler = Scheduler(generator)
     pending = groups(4)
-    decoding.add(pending)
-    answers = advance(decoding)
+    scheduler.add(pending)
+    answers = advance(scheduler)
     publish(weights, 1)
 
-    answers |= run(decoding, [])
+    answers |= run(scheduler, [])
 
     spans = {(*versions_of([answer]),) for own in answers.values() for answer in own}
     assert spans == {(0,), (1,)}
@@ -163,17 +163,17 @@ def test_answers_in_work_end_on_their_weights_and_new_ones_begin_on_the_publishe
 @pytest.mark.parametrize("batching", ["continuous", "group"])
 def test_partial_rollouts_go_on_with_the_new_weights_from_the_next_token(batching: str) -> None:
     generator, weights = made(attrs.evolve(OPTIONS, n=4, on_sync="continue", batching=batching))
-    decoding = Decoding(generator)
+    scheduler = Scheduler(generator)
     pending = groups(3)
     answers: dict[int, list[Trajectory]] = {}
     left = list(pending)
     published = False
-    while left or decoding:
-        room = decoding.room()
-        decoding.add(left[:room])
+    while left or scheduler:
+        room = scheduler.room()
+        scheduler.add(left[:room])
         del left[:room]
-        answers |= advance(decoding)
-        answers |= advance(decoding) if decoding else {}
+        answers |= advance(scheduler)
+        answers |= advance(scheduler) if scheduler else {}
         if not published:
             publish(weights, 1)
             published = True
@@ -190,15 +190,15 @@ def test_partial_rollouts_go_on_with_the_new_weights_from_the_next_token(batchin
 @pytest.mark.parametrize("on_sync", ["finish", "continue"])
 def test_nothing_sampled_from_weights_that_were_taken_back_is_handed_in(on_sync: str) -> None:
     generator, weights = made(attrs.evolve(OPTIONS, on_sync=on_sync))
-    expected = tokens_of(run(Decoding(generator), groups(4)))
-    decoding = Decoding(generator)
+    expected = tokens_of(run(Scheduler(generator), groups(4)))
+    scheduler = Scheduler(generator)
     publish(weights, 1)
-    decoding.add(groups(4))
-    while not any(draft.complete for draft in decoding._groups[1][1]):
-        advance(decoding)
+    scheduler.add(groups(4))
+    while not any(request.complete for request in scheduler._groups[1][1]):
+        advance(scheduler)
     weights.unflip()
 
-    answers = run(decoding, [])
+    answers = run(scheduler, [])
 
     assert 1 in answers
     assert {version for own in answers.values() for version in versions_of(own)} == {0}
@@ -207,7 +207,7 @@ def test_nothing_sampled_from_weights_that_were_taken_back_is_handed_in(on_sync:
 
 def test_who_has_nothing_in_work_holds_up_no_sync() -> None:
     generator, weights = made()
-    run(Decoding(generator), groups(2))
+    run(Scheduler(generator), groups(2))
     syncs = threading.Thread(target=lambda: [publish(weights, 1) for _ in range(3)])
     syncs.start()
     syncs.join(PATIENCE_S)

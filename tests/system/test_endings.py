@@ -22,7 +22,7 @@ from helpers.outside import CONFIG, FIT, PROCESSES, Outside, config
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import RolloutError
 from hooktrainer.events import FitEnd
-from hooktrainer.rollout.process.engine import Process
+from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.tasks.sort_digits import SortDigits
 
@@ -370,7 +370,7 @@ def make() -> Callable[[], object]:
     engines = []
 
     def build() -> object:
-        options = Process(workers=1, max_restarts=0, n=1, max_response_length=rollouts.LENGTH)
+        options = ProcessOptions(workers=1, max_restarts=0, n=1, max_response_length=rollouts.LENGTH)
         parts = {"policy": rollouts.build, "tokenizer": rollouts.TOKENIZER, "task": rollouts.TASK, "seed": 0}
         engines.append(options.build(**parts))
         return engines[-1]

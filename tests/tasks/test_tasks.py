@@ -181,7 +181,7 @@ def test_heldout_does_not_depend_on_the_seed_or_move_the_stream() -> None:
 
 def test_options_of_all_components_import_no_torch() -> None:
     modules = (
-        "tasks.sort_digits, tasks.reverse, tasks.addition, tasks.prompts, models.decoder, rollout.inline, "
+        "tasks.sort_digits, tasks.reverse, tasks.addition, tasks.prompts, models.options, rollout.inline, "
         "rollout.thread, algorithms.options, algorithms.registry, learner.options, weight_sync.protocol"
     )
     imports = "; ".join(f"import hooktrainer.{module}" for module in modules.split(", "))

@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_leaves
 from hooktrainer.errors import SyncError
 from hooktrainer.models.policy import full_state
 from hooktrainer.weight_sync import checksums
-from hooktrainer.weight_sync.buckets import Shipment
+from hooktrainer.weight_sync.buckets import BucketedWeights
 from hooktrainer.weight_sync.checksums import Bucket, checksum, filled
-from hooktrainer.weight_sync.double_buffer import DoubleBuffer, Modules
-from hooktrainer.weight_sync.same_host import SameHost
+from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
+from hooktrainer.weight_sync.same_host import SameHostTransport
 
 MB = 10**6
 
@@ -66,7 +66,7 @@ class Recorder(DoubleBuffer):
     """An engine's two sets, which write down the size of each bucket."""
 
     def __init__(self, module: type[nn.Module], *args: object) -> None:
-        modules = Modules(lambda: module(*args))
+        modules = ModulePair(lambda: module(*args))
         super().__init__([full_state(own) for own in modules.modules], modules)
         self.modules = modules
         self.sizes: list[int] = []
@@ -84,7 +84,7 @@ class TestBuckets:
     )
     def test_a_bucket_ends_before_its_limit_and_a_larger_tensor_goes_alone(self, limit: int, sizes: list[int]) -> None:
         weights, engine = full_state(Parameters(4, 2_500_000)), Recorder(Parameters, 4, 2_500_000)
-        metrics = SameHost().publish(weights, 0, [engine], bucket_bytes=limit)
+        metrics = SameHostTransport().publish(weights, 0, [engine], bucket_bytes=limit)
         assert engine.sizes == sizes
         assert metrics["weight_sync/buckets"].value == len(sizes)
         assert metrics["weight_sync/bytes"].value == 40 * MB
@@ -95,7 +95,7 @@ class TestBuckets:
         spec = {name: torch.empty(1_250_000, 2, device="meta") for name in weights}
         allocations = Allocations()
         with allocations:
-            for bucket in Shipment(weights, spec, limit).buckets():
+            for bucket in BucketedWeights(weights, spec, limit).buckets():
                 assert allocations.now == sum(tensor.nbytes for tensor in bucket.values())
                 del bucket
         gc.collect()
@@ -104,7 +104,7 @@ class TestBuckets:
 
     def test_nothing_is_copied_beside_the_sets_where_it_fits_as_it_is(self) -> None:
         weights, engine = full_state(Parameters(4, 2_500_000)), Recorder(Parameters, 4, 2_500_000)
-        transport, allocations = SameHost(), Allocations()
+        transport, allocations = SameHostTransport(), Allocations()
         with allocations:
             transport.publish(weights, 0, [engine], bucket_bytes=20 * MB)
         assert allocations.peak < MB
@@ -114,14 +114,14 @@ class TestBuckets:
         engine = Recorder(Parameters, 4, 2_500_000, torch.bfloat16)
         allocations = Allocations()
         with allocations:
-            SameHost().publish(weights, 0, [engine], bucket_bytes=10 * MB)
+            SameHostTransport().publish(weights, 0, [engine], bucket_bytes=10 * MB)
         assert engine.sizes == [10 * MB] * 2
         assert allocations.peak < 12 * MB  # a bucket, and the block of float64 that casts are compared in
 
     @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 60))
     def test_every_tensor_is_in_one_bucket_in_order(self, sizes: list[int], limit: int) -> None:
         weights = {str(place): torch.zeros(size, dtype=torch.uint8) for place, size in enumerate(sizes)}
-        buckets = [dict(bucket) for bucket in Shipment(weights, None, limit).buckets()]
+        buckets = [dict(bucket) for bucket in BucketedWeights(weights, None, limit).buckets()]
         assert [name for bucket in buckets for name in bucket] == list(weights)
         for bucket in buckets:
             assert len(bucket) == 1 or sum(tensor.nbytes for tensor in bucket.values()) <= limit
@@ -142,7 +142,7 @@ class TestTies:
         source, engine = Tied(), Recorder(Tied)
         with torch.no_grad():
             source.embedding.fill_(2.0)
-        metrics = SameHost().publish(full_state(source), 1, [engine])
+        metrics = SameHostTransport().publish(full_state(source), 1, [engine])
         assert metrics["weight_sync/bytes"].value == 16
         assert engine.modules.in_use.head.tolist() == [2.0] * 4
 
@@ -150,17 +150,17 @@ class TestTies:
         source, engine = Tied(), Recorder(lambda: Tied(tied=False))
         with torch.no_grad():
             source.embedding.fill_(2.0)
-        metrics = SameHost().publish(full_state(source), 1, [engine])
+        metrics = SameHostTransport().publish(full_state(source), 1, [engine])
         module = engine.modules.in_use
         assert module.embedding.tolist() == module.head.tolist() == [2.0] * 4
         assert metrics["weight_sync/bytes"].value == 16
 
     def test_weights_that_an_engine_ties_have_to_be_equal(self) -> None:
         source, engine = full_state(Tied(tied=False)), Recorder(Tied)
-        SameHost().publish(source, 1, [engine])
+        SameHostTransport().publish(source, 1, [engine])
         source["head"][2] = 1.0
         with pytest.raises(SyncError, match="'embedding' and 'head' are one tensor in the engine, but differ"):
-            SameHost().publish(source, 2, [engine])
+            SameHostTransport().publish(source, 2, [engine])
         assert engine.version == 1
 
 
@@ -169,7 +169,7 @@ class TestFit:
         spec = {"layers.0": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64), "w": torch.zeros(2, 3)}
         weights = {"layer.0": torch.zeros(2), "count": torch.zeros(1), "w": torch.zeros(3, 2)}
         with pytest.raises(SyncError) as caught:
-            Shipment(weights, spec, 100)
+            BucketedWeights(weights, spec, 100)
         assert str(caught.value) == (
             "weights do not fit the engine: 'layers.0' is missing; 'layer.0' is unknown to the engine. Did you mean "
             "'layers.0'?; 'count' is torch.float32, the engine's torch.int64; 'w' has shape (3, 2), the engine's (2, 3)"
@@ -180,12 +180,12 @@ class TestFit:
         with pytest.raises(
             SyncError, match=r"matched 0 of 4 of its tensors; they are called 'adapter\.a', the engine's"
         ):
-            Shipment({"adapter.a": torch.zeros(1)}, spec, 100)
+            BucketedWeights({"adapter.a": torch.zeros(1)}, spec, 100)
 
     def test_weights_that_share_memory_with_the_engine_are_refused(self) -> None:
         engine = Recorder(Parameters, 1, 3)
         with pytest.raises(SyncError, match="'p0' shares memory with the engine's own copy"):
-            SameHost().publish(engine.spec(), 1, [engine])
+            SameHostTransport().publish(engine.spec(), 1, [engine])
 
 
 class TestCasts:
@@ -196,7 +196,7 @@ class TestCasts:
                 self.p = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
                 self.register_buffer("count", torch.tensor(0))
 
-        engine, transport = Recorder(Halves), SameHost()
+        engine, transport = Recorder(Halves), SameHostTransport()
         count = torch.tensor(2**53 + 1)  # no floating-point number of 64 bits holds it
         with caplog.at_level(logging.WARNING):
             for version in range(2):
@@ -216,7 +216,7 @@ class TestCasts:
     )
     def test_the_error_of_a_cast_to_half_precision(self, values: object, error: float) -> None:
         weights = {"p": torch.tensor(values)}
-        shipment = Shipment(weights, {"p": torch.empty_like(weights["p"], dtype=torch.float16)}, 100)
+        shipment = BucketedWeights(weights, {"p": torch.empty_like(weights["p"], dtype=torch.float16)}, 100)
         list(shipment.buckets())
         assert shipment.cast_error == error
 
@@ -238,7 +238,7 @@ def odd_tensors() -> dict[str, Tensor]:
 class TestChecksums:
     def test_copies_of_every_kind_have_the_senders_checksum_and_bytes(self) -> None:
         source = odd_tensors()
-        (bucket,) = Shipment(source, None, 10**6).buckets()
+        (bucket,) = BucketedWeights(source, None, 10**6).buckets()
         target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         assert filled(target, bucket) == bucket.checksums()
         for name, tensor in source.items():

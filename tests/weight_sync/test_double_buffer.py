@@ -16,11 +16,11 @@ from torch import Tensor, nn
 import hooktrainer.weight_sync.double_buffer as weights_module
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
-from hooktrainer.rollout.process.engine import Everyone
-from hooktrainer.rollout.process.shared_memory import Layout, adopt
+from hooktrainer.rollout.process.engine import ProcessReaders
+from hooktrainer.rollout.process.shared_memory import FlatLayout, adopt
 from hooktrainer.weight_sync.checksums import BLOCK_BYTES, checksum
-from hooktrainer.weight_sync.double_buffer import DoubleBuffer, Modules
-from hooktrainer.weight_sync.torn_reads import Echo, ends_of
+from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
+from hooktrainer.weight_sync.torn_reads import Fingerprint, ends_of
 
 Make: TypeAlias = Callable[[Callable[[], nn.Module]], "Weights"]
 
@@ -29,10 +29,10 @@ class Weights(DoubleBuffer):
     """A double buffer with its modules, as an engine in one process has it."""
 
     def __init__(self, policy: Callable[[], nn.Module], share: bool, **options: float) -> None:
-        modules = Modules(policy, **options)
+        modules = ModulePair(policy, **options)
         sets = [full_state(module) for module in modules.modules]
         if share:
-            layout = Layout.of(sets[0])
+            layout = FlatLayout.of(sets[0])
             sets = [layout.views(layout.allocate()) for _ in sets]
             for module, tensors in zip(modules.modules, sets, strict=True):
                 adopt(module, tensors)
@@ -160,7 +160,7 @@ class TestDoubleBuffer:
         weights = Weights(Three, share=True)
         publish_to(weights, 1)
         publish_to(weights, 2)
-        weights._readers = Everyone(weights.modules, Dead())
+        weights._readers = ProcessReaders(weights.modules, Dead())
         with pytest.raises(RolloutError):
             weights.unflip()
 
@@ -416,7 +416,7 @@ class TestWitness:
         publish_to(weights, 1)
         with weights.reading() as (module, version):
             publish_to(weights, 2)
-            weights.witness.check(7, {Echo.of(version, ends_of(full_state(module)))})
+            weights.detector.check(7, {Fingerprint.of(version, ends_of(full_state(module)))})
 
     @pytest.mark.parametrize("torn", ["a", "c"])
     def test_a_torn_set_is_told_by_either_end(self, make: Make, torn: str) -> None:
@@ -424,29 +424,29 @@ class TestWitness:
         publish_to(weights, 1)
         with weights.reading() as (module, version):
             getattr(module, torn)[3] = 9.0
-            echo = Echo.of(version, ends_of(full_state(module)))
+            fingerprint = Fingerprint.of(version, ends_of(full_state(module)))
         with pytest.raises(
             SyncError, match="group 7 was sampled from torn weights: of version 1 the first and the last"
         ):
-            weights.witness.check(7, {echo})
+            weights.detector.check(7, {fingerprint})
 
     def test_the_bytes_of_another_version_are_told_too(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, _):
-            echo = Echo.of(2, ends_of(full_state(module)))
+            fingerprint = Fingerprint.of(2, ends_of(full_state(module)))
         with pytest.raises(SyncError, match="of version 2 .* published were none"):
-            weights.witness.check(7, {echo})
+            weights.detector.check(7, {fingerprint})
         publish_to(weights, 2)
         with pytest.raises(SyncError, match="of version 2 .* published were 0x"):
-            weights.witness.check(7, {echo})
+            weights.detector.check(7, {fingerprint})
 
     def test_of_large_tensors_one_block_at_the_outer_end_counts(self) -> None:
         large = {"a": torch.zeros(BLOCK_BYTES), "empty": torch.zeros(0), "b": torch.zeros(BLOCK_BYTES)}
-        before = Echo.of(1, ends_of(large))
+        before = Fingerprint.of(1, ends_of(large))
         large["a"][0] = 1.0
-        after = Echo.of(1, ends_of(large))
+        after = Fingerprint.of(1, ends_of(large))
         large["b"][-1] = 1.0
         assert before.first != after.first
-        assert after.last != Echo.of(1, ends_of(large)).last
-        assert Echo.of(1, ends_of({})) == Echo(1, 0, 0)
+        assert after.last != Fingerprint.of(1, ends_of(large)).last
+        assert Fingerprint.of(1, ends_of({})) == Fingerprint(1, 0, 0)

@@ -18,7 +18,7 @@ from hooktrainer import ports
 from hooktrainer.errors import SyncError
 from hooktrainer.ports import Canary
 from hooktrainer.weight_sync.checksums import checksum
-from hooktrainer.weight_sync.same_host import SameHost
+from hooktrainer.weight_sync.same_host import SameHostTransport
 
 TOKENS = np.array([3, 1, 2])
 STEPS = ("spec", "stage", "pause", "flip", "version", "logprobs", "resume")
@@ -110,7 +110,9 @@ class Engine:
         return done
 
 
-def published(transport: SameHost, version: int, engines: Sequence[Engine], **options: object) -> Mapping[str, object]:
+def published(
+    transport: SameHostTransport, version: int, engines: Sequence[Engine], **options: object
+) -> Mapping[str, object]:
     return transport.publish(weights_of(version), version, engines, canary=canary(version), **options)
 
 
@@ -124,14 +126,14 @@ NEW = (4, [4.0] * 3, False, None)
 
 
 def test_it_is_a_port_and_so_is_what_the_tests_bring_weights_to() -> None:
-    assert isinstance(SameHost(), ports.WeightTransport)
+    assert isinstance(SameHostTransport(), ports.WeightTransport)
     assert isinstance(Engine(), ports.WeightHolder)
 
 
 def test_each_part_of_the_protocol_is_done_on_every_engine_before_the_next() -> None:
     events: list[str] = []
     engines = [Engine("a", events), Engine("b", events)]
-    metrics = published(SameHost(), 4, engines)
+    metrics = published(SameHostTransport(), 4, engines)
     parts = ("spec", "stage"), ("pause",), ("flip",), ("logprobs",), ("resume",)
     assert events == [f"{name} {step}" for part in parts for name in "ab" for step in part]
     assert [state(engine) for engine in engines] == [NEW] * 2
@@ -148,7 +150,7 @@ class TestFailures:
         for step, failing in itertools.product(STEPS, range(count)):
             engines = [Engine(str(place)) for place in range(count)]
             engines[failing] = Engine(str(failing), fails_on=step, afterwards=afterwards)
-            transport = SameHost()
+            transport = SameHostTransport()
             with pytest.raises(SyncError, match="version 4 was not published") as caught:
                 published(transport, 4, engines)
             assert isinstance(caught.value.__cause__, SyncError if step == "version" else ValueError)
@@ -170,7 +172,7 @@ class TestFailures:
             for place, (step, after, ctrl_c) in enumerate(plans)
         ]
         try:
-            published(SameHost(), 4, engines)
+            published(SameHostTransport(), 4, engines)
         except (SyncError, KeyboardInterrupt):
             for engine in engines:
                 engine.fails_on = ""
@@ -182,14 +184,14 @@ class TestFailures:
     def test_an_engine_that_took_nothing_is_not_asked_to_undo_an_earlier_version(self) -> None:
         engines = [Engine("a"), Engine("b", fails_on="stage")]
         with pytest.raises(SyncError):
-            published(SameHost(), 4, engines)
+            published(SameHostTransport(), 4, engines)
         assert "a unflip" in engines[0].events
         assert "b unflip" not in engines[1].events
 
     def test_an_interrupt_takes_all_back_and_stays_an_interrupt(self) -> None:
         engines = [Engine("a"), Engine("b", fails_on="flip", error=KeyboardInterrupt())]
         with pytest.raises(KeyboardInterrupt):
-            published(SameHost(), 4, engines)
+            published(SameHostTransport(), 4, engines)
         assert [state(engine) for engine in engines] == [OLD] * 2
 
     def test_an_interrupt_while_all_is_taken_back_waits_for_the_end_of_that(self) -> None:
@@ -200,7 +202,7 @@ class TestFailures:
 
         engines = [Interrupted("a"), Engine("b", fails_on="logprobs")]
         with pytest.raises(KeyboardInterrupt) as caught:
-            published(SameHost(), 4, engines)
+            published(SameHostTransport(), 4, engines)
         assert [state(engine) for engine in engines] == [OLD] * 2
         assert isinstance(caught.value.__cause__, ValueError)
 
@@ -211,7 +213,7 @@ class TestFailures:
 
         engines = [Stuck("a"), Engine("b"), Engine("c", fails_on="logprobs")]
         with pytest.raises(SyncError) as caught:
-            published(SameHost(), 4, engines)
+            published(SameHostTransport(), 4, engines)
         assert [state(engine) for engine in engines[1:]] == [OLD] * 2
         assert not engines[0].paused
         assert caught.value.__cause__ is not None
@@ -231,7 +233,7 @@ class TestFailures:
 
         engines = [Mute("a"), Engine("b", fails_on="logprobs")]
         with pytest.raises(SyncError, match="version 4 was not published: out of memory") as caught:
-            published(SameHost(), 4, engines)
+            published(SameHostTransport(), 4, engines)
         assert "the server is gone" in "".join(caught.value.__cause__.__notes__)
         assert state(engines[1]) == OLD
 
@@ -245,7 +247,7 @@ class TestFailures:
 
         engines = [*(Broken(name) for name in "abcd"), Engine("e", fails_on="flip")]
         with pytest.raises(SyncError) as caught:
-            published(SameHost(), 4, engines)
+            published(SameHostTransport(), 4, engines)
         assert caught.value.__cause__ is not None
         notes = "\n".join(caught.value.__cause__.__notes__)
         assert [notes.count(f"OSError: no way {way}") for way in ("back", "on")] == [4, 4]
@@ -258,7 +260,7 @@ class TestFailures:
             spec = stage = flip = unflip = Engine.unflip
 
         with pytest.raises(SyncError, match=r"engine 1 \(Half\) has no pause\(\), resume\(\), logprobs\(\)"):
-            published(SameHost(), 1, [Engine(), Half()])
+            published(SameHostTransport(), 1, [Engine(), Half()])
 
 
 class TestChecksums:
@@ -273,7 +275,7 @@ class TestChecksums:
         with pytest.raises(
             SyncError, match=r"engine 1 \(Corrupted\) does not hold what it was sent: 'w' has the check"
         ):
-            published(SameHost(), 4, engines)
+            published(SameHostTransport(), 4, engines)
         assert [state(engine)[:3] for engine in engines] == [OLD[:3]] * 2
 
     @pytest.mark.parametrize(
@@ -287,7 +289,7 @@ class TestChecksums:
                 return answer
 
         with pytest.raises(SyncError, match=message):
-            published(SameHost(), 4, [Silent()])
+            published(SameHostTransport(), 4, [Silent()])
 
     def test_weights_that_change_while_they_are_sent_are_found(self) -> None:
         weights = weights_of(4)
@@ -299,7 +301,7 @@ class TestChecksums:
                 return held
 
         with pytest.raises(SyncError, match="'w' has the checksum"):
-            SameHost().publish(weights, 4, [Slow()])
+            SameHostTransport().publish(weights, 4, [Slow()])
 
 
 class TestCanary:
@@ -320,14 +322,16 @@ class TestCanary:
                 return found
 
         with pytest.raises(SyncError, match=message):
-            published(SameHost(), 4, [Odd()])
+            published(SameHostTransport(), 4, [Odd()])
 
     def test_a_difference_within_the_limit_is_reported(self) -> None:
         class Rounded(Engine):
             def logprobs(self, tokens: np.ndarray) -> np.ndarray:
                 return np.stack([super().logprobs(tokens), super().logprobs(tokens) + np.float32(5e-5)])
 
-        assert published(SameHost(), 4, [Rounded()])["weight_sync/canary_error"].value == pytest.approx(5e-5, rel=0.1)
+        assert published(SameHostTransport(), 4, [Rounded()])["weight_sync/canary_error"].value == pytest.approx(
+            5e-5, rel=0.1
+        )
 
     def test_the_same_infinity_on_both_sides_is_no_difference(self) -> None:
         scores = np.array([-np.inf, -1.0], np.float32)
@@ -345,18 +349,18 @@ class TestCaches:
 
     def test_a_cache_is_emptied_before_anybody_samples_again(self) -> None:
         engine = Caching()
-        published(SameHost(), 1, [engine])
+        published(SameHostTransport(), 1, [engine])
         assert engine.generate("x") == ("x", 1)
-        published(SameHost(), 2, [engine])
+        published(SameHostTransport(), 2, [engine])
         assert engine.generate("x") == ("x", 2)
         last = engine.events[engine.events.index("a generate") :]
         assert last.index("a invalidate") < last.index("a resume")
 
     def test_a_prefix_cache_that_survives_is_caught_by_the_second_canary(self) -> None:
         engine = Caching(forgets=False)
-        published(SameHost(), 1, [engine])
+        published(SameHostTransport(), 1, [engine])
         with pytest.raises(SyncError, match="does not use the weights that it confirmed"):
-            published(SameHost(), 2, [engine])
+            published(SameHostTransport(), 2, [engine])
         assert engine.version == 1
 
 
@@ -384,12 +388,12 @@ class Caching(Engine):
 class TestNothingNew:
     BASE = {"w": torch.ones(3)}
 
-    def publish(self, transport: SameHost, version: int, adapter: float | None) -> None:
+    def publish(self, transport: SameHostTransport, version: int, adapter: float | None) -> None:
         trained = None if adapter is None else {"lora_a": torch.full((2,), adapter), "w": self.BASE["w"]}
         transport.publish(self.BASE, version, [Engine()], trained=trained)
 
     def test_a_sync_that_changes_nothing_though_training_moved_is_refused(self) -> None:
-        transport = SameHost()
+        transport = SameHostTransport()
         self.publish(transport, 0, 0.0)
         with pytest.raises(SyncError, match=r"training moved 1 of 1 tensors .* such as 'lora_a', but all 1 weights"):
             self.publish(transport, 1, 0.5)
@@ -397,7 +401,7 @@ class TestNothingNew:
             self.publish(transport, 1, 0.5)
 
     def test_if_training_moved_nothing_it_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
-        transport = SameHost()
+        transport = SameHostTransport()
         with caplog.at_level(logging.WARNING):
             for version in range(3):
                 self.publish(transport, version, 0.5)
@@ -410,7 +414,7 @@ class TestNothingNew:
             def spec(self) -> ports.Weights:
                 return {"w": torch.empty(3, dtype=torch.bfloat16, device="meta")}
 
-        transport = SameHost()
+        transport = SameHostTransport()
         with caplog.at_level(logging.WARNING):
             for version, value in enumerate([1.0, 1.00001]):
                 transport.publish({"w": torch.full((3,), value)}, version, [Half()], trained={"a": torch.tensor(value)})

@@ -25,21 +25,21 @@ from hooktrainer.models.scoring import token_logprobs
 from hooktrainer.plugin import port
 from hooktrainer.ports import Canary, Learner, RolloutEngine
 from hooktrainer.rollout.engine import Engine
-from hooktrainer.rollout.inline import Inline
-from hooktrainer.rollout.options import Sampling
-from hooktrainer.rollout.process.engine import Process
-from hooktrainer.rollout.thread import Thread
+from hooktrainer.rollout.inline import InlineOptions
+from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.process.engine import ProcessOptions
+from hooktrainer.rollout.thread import ThreadOptions
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.run.registry import known
 from hooktrainer.weight_sync.checksums import checksum
-from hooktrainer.weight_sync.double_buffer import DoubleBuffer, Modules
-from hooktrainer.weight_sync.same_host import SameHost
+from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
+from hooktrainer.weight_sync.same_host import SameHostTransport
 
 TOKENS = np.array([4, 2, 3, 5, 2])
-ENGINES: Mapping[str, Sampling] = {
-    "inline": Inline(n=2, max_response_length=LENGTH),
-    "thread": Thread(n=2, max_response_length=LENGTH),
-    "process": Process(n=2, max_response_length=LENGTH, workers=2),
+ENGINES: Mapping[str, SamplingOptions] = {
+    "inline": InlineOptions(n=2, max_response_length=LENGTH),
+    "thread": ThreadOptions(n=2, max_response_length=LENGTH),
+    "process": ProcessOptions(n=2, max_response_length=LENGTH, workers=2),
 }
 
 
@@ -61,8 +61,8 @@ def canary_of(learner: nn.Module) -> Canary:
     return Canary(tokens=TOKENS, logprobs=token_logprobs(learner, TOKENS, 1.0), atol=1e-4)
 
 
-def sync(learner: nn.Module, version: int, *engines: Engine, transport: SameHost | None = None) -> None:
-    (transport or SameHost()).publish(full_state(learner), version, engines, canary=canary_of(learner))
+def sync(learner: nn.Module, version: int, *engines: Engine, transport: SameHostTransport | None = None) -> None:
+    (transport or SameHostTransport()).publish(full_state(learner), version, engines, canary=canary_of(learner))
 
 
 def train(learner: nn.Module, names: str = "") -> None:
@@ -147,7 +147,7 @@ class TestCanary:
         engine = attrs.evolve(ENGINES["inline"], temperature=0.5).build(
             policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0
         )
-        sync_to = partial(SameHost().publish, full_state(learner), 0, [engine])
+        sync_to = partial(SameHostTransport().publish, full_state(learner), 0, [engine])
         scores = token_logprobs(learner, TOKENS, 0.5)
         sync_to(canary=Canary(tokens=TOKENS, logprobs=scores, atol=1e-4))
         with pytest.raises(SyncError):
@@ -189,10 +189,10 @@ class TestWorkers:
         queue.wait_for(8)
         unknown = Canary(tokens=np.array([10**6, 1]), logprobs=np.zeros(1, np.float32), atol=1.0)
         with pytest.raises(RolloutError, match=r"rollout worker \d \(pid \d+\) could not score the canary") as caught:
-            engine._fleet.score(unknown.tokens)
+            engine._pool.score(unknown.tokens)
         assert isinstance(caught.value.__cause__, IndexError)
         with pytest.raises(SyncError, match="version 1 was not published: index out of range"):
-            SameHost().publish(full_state(policy(seed=1)), 1, [engine], canary=unknown)
+            SameHostTransport().publish(full_state(policy(seed=1)), 1, [engine], canary=unknown)
         queue.dispatch([attrs.evolve(group, number=10 + group.number) for group in groups(2)])
         queue.wait_for(10)
         assert versions_of(queue.finished[10]) == {0}
@@ -212,7 +212,7 @@ class Slow(DoubleBuffer):
     """Waits for a millisecond after each bucket."""
 
     def __init__(self) -> None:
-        modules = Modules(Three)
+        modules = ModulePair(Three)
         super().__init__([full_state(module) for module in modules.modules], modules)
         self.modules = modules
 
@@ -224,7 +224,7 @@ class Slow(DoubleBuffer):
 
 def test_a_reader_between_buckets_sees_one_version() -> None:
     """Three parameters that are all k at version k, a bucket each, a millisecond between buckets, 1000 copies."""
-    engine, transport, copies = Slow(), SameHost(), []
+    engine, transport, copies = Slow(), SameHostTransport(), []
     transport.publish(versioned(0), 0, [engine], bucket_bytes=1)
     done = threading.Event()
 
@@ -258,7 +258,7 @@ class Whole(nn.Module):
 
 
 def test_buffers_and_frozen_parameters_arrive_and_registration_stays() -> None:
-    learner, modules, transport = Whole(), Modules(Whole), SameHost()
+    learner, modules, transport = Whole(), ModulePair(Whole), SameHostTransport()
     engine = DoubleBuffer([full_state(module) for module in modules.modules], modules)
     with torch.no_grad():
         learner.f.fill_(3.0)
@@ -277,7 +277,7 @@ def test_buffers_and_frozen_parameters_arrive_and_registration_stays() -> None:
 
 
 def test_what_is_delivered_is_what_was_staged_though_training_went_on() -> None:
-    learner, modules = Whole(), Modules(Whole)
+    learner, modules = Whole(), ModulePair(Whole)
     engine = DoubleBuffer([full_state(module) for module in modules.modules], modules)
     with torch.no_grad():
         learner.w.fill_(2.0)

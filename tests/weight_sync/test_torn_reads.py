@@ -12,18 +12,20 @@ from torch import Tensor
 from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, Versioned, groups, versions_of
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
-from hooktrainer.rollout.inline import Inline
-from hooktrainer.rollout.process.engine import Process
-from hooktrainer.rollout.thread import Thread
-from hooktrainer.weight_sync.same_host import SameHost
+from hooktrainer.rollout.inline import InlineOptions
+from hooktrainer.rollout.process.engine import ProcessOptions
+from hooktrainer.rollout.thread import ThreadOptions
+from hooktrainer.weight_sync.same_host import SameHostTransport
 
 SYNCS, COPIES, READERS = 200, 10_000, 4
 BUCKET_BYTES = 40_000  # a tensor
 
 
 def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_their_version() -> None:
-    engine = Thread(n=2, max_response_length=LENGTH).build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
-    modules, transport = engine._generator.weights, SameHost()
+    engine = ThreadOptions(n=2, max_response_length=LENGTH).build(
+        policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0
+    )
+    modules, transport = engine._generator.weights, SameHostTransport()
     transport.publish(Versioned.state(0), 0, [engine], bucket_bytes=BUCKET_BYTES)
     torn: list[object] = []
     copied: list[int] = []
@@ -60,10 +62,10 @@ def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_thei
 
 @pytest.mark.slow
 def test_workers_in_other_processes_see_one_version_a_group_and_say_so() -> None:
-    engine = Process(n=2, max_response_length=LENGTH, workers=2).build(
+    engine = ProcessOptions(n=2, max_response_length=LENGTH, workers=2).build(
         policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0
     )
-    transport, queue = SameHost(), Queue(groups(4))
+    transport, queue = SameHostTransport(), Queue(groups(4))
     try:
         transport.publish(Versioned.state(0), 0, [engine], bucket_bytes=BUCKET_BYTES)
         engine.start(queue)
@@ -91,11 +93,13 @@ def scribble(engine: object) -> None:
 
 @pytest.mark.parametrize("name", ["inline", "thread", "process"])
 def test_a_set_that_is_written_under_its_readers_ends_the_run(name: str) -> None:
-    options = {"inline": Inline, "thread": Thread, "process": Process}[name](n=2, max_response_length=LENGTH)
+    options = {"inline": InlineOptions, "thread": ThreadOptions, "process": ProcessOptions}[name](
+        n=2, max_response_length=LENGTH
+    )
     engine = options.build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
     queue = Queue(groups(2))
     try:
-        SameHost().publish(Versioned.state(1), 1, [engine])
+        SameHostTransport().publish(Versioned.state(1), 1, [engine])
         engine.start(queue)
         if name == "inline":
             engine.pump()

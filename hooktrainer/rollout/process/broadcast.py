@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Final
 
 from hooktrainer.errors import SyncError
-from hooktrainer.rollout.process.handle import Member
+from hooktrainer.rollout.process.handle import WorkerHandle
 from hooktrainer.weight_sync.waiting import wait_until
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -20,7 +20,7 @@ _DEATH_S: Final = 2.0
 """Seconds that the system has to end a process that was killed."""
 
 
-class Asking:
+class Broadcast:
     """Asks workers in turn; one that does not answer in time is killed, and started anew as any that dies."""
 
     def __init__(self, changed: threading.Condition, seconds: float, given_up: Callable[[], object]) -> None:
@@ -32,7 +32,9 @@ class Asking:
         self._given_up = given_up
         self._tickets = 0
 
-    def ask(self, members: Sequence[Member], question: Callable[[int], object], what: str) -> Sequence[Member]:
+    def ask(
+        self, workers: Sequence[WorkerHandle], question: Callable[[int], object], what: str
+    ) -> Sequence[WorkerHandle]:
         """Return once each that is set up has done it, or is dead; those who were asked.
 
         Raises `SyncError` that names who was late, if a sync is being undone.
@@ -40,18 +42,18 @@ class Asking:
         with self._changed:
             self._tickets += 1
             ticket = self._tickets
-            asked = [member for member in members if member.ready]
-            for member in asked:
-                member.tickets.add(ticket)
-                member.scores = None
+            asked = [worker for worker in workers if worker.ready]
+            for worker in asked:
+                worker.tickets.add(ticket)
+                worker.scores = None
         seconds = HURRY_S if self.hurried else self._seconds
         deadline = monotonic() + seconds
         message = question(ticket)
-        for member in [member for member in asked if not member.send(message, 0.0)]:  # they delay nobody else
-            member.send(message, deadline - monotonic())
+        for worker in [worker for worker in asked if not worker.send(message, 0.0)]:  # they delay nobody else
+            worker.send(message, deadline - monotonic())
 
-        def behind() -> list[Member]:
-            return [member for member in asked if ticket in member.tickets]
+        def behind() -> list[WorkerHandle]:
+            return [worker for worker in asked if ticket in worker.tickets]
 
         def awaited() -> str:
             return f"{', '.join(map(str, behind()))} to {what}"
@@ -63,19 +65,19 @@ class Asking:
             self._end(late, f"did not {what} within {seconds:g} s")
         return asked
 
-    def _end(self, late: Sequence[Member], fault: str) -> None:
+    def _end(self, late: Sequence[WorkerHandle], fault: str) -> None:
         """Kill them; nobody is asked again, and what they had in work goes the way of all that is lost."""
-        for member in late:
+        for worker in late:
             limit = "" if self.hurried else " (rollout.sync_timeout_s)"
-            groups = f", with groups {', '.join(map(str, member.groups))} in work" if member.groups else ""
-            _LOG.warning("%s %s%s%s; sending SIGKILL", member, fault, limit, groups)
+            groups = f", with groups {', '.join(map(str, worker.groups))} in work" if worker.groups else ""
+            _LOG.warning("%s %s%s%s; sending SIGKILL", worker, fault, limit, groups)
         with self._changed:
-            for member in late:
-                member.ready = False
-                member.tickets.clear()
-        for member in late:
-            member.kill()
-        for member in late:  # the weights that it reads may be written after this
-            wait([member.process.sentinel], _DEATH_S)
+            for worker in late:
+                worker.ready = False
+                worker.tickets.clear()
+        for worker in late:
+            worker.kill()
+        for worker in late:  # the weights that it reads may be written after this
+            wait([worker.process.sentinel], _DEATH_S)
         if self.hurried:
             raise SyncError(f"{', '.join(map(str, late))} {fault}, and was killed")

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _SPAWN: Final = get_context("spawn")  # a fork would copy locks that threads of torch or of this process hold
 
 
-class Member:
+class WorkerHandle:
     """A process that was just spawned, its connection, and what it has in work."""
 
-    def __init__(self, number: int, restarts: int, recipe: bytes, sets: Sequence[Tensor]) -> None:
+    def __init__(self, number: int, restarts: int, config: bytes, sets: Sequence[Tensor]) -> None:
         from hooktrainer.rollout.process.worker import main
 
         self.number: Final = number
@@ -42,7 +42,7 @@ class Member:
         """What it said of the last canary."""
         self.connection, theirs = _SPAWN.Pipe()
         self.process: Final = _SPAWN.Process(
-            target=main, args=(theirs, recipe, sets), name=f"rollout-{number}", daemon=True
+            target=main, args=(theirs, config, sets), name=f"rollout-{number}", daemon=True
         )
         self.told = Room(0, 0)
         """What it last said about its room."""

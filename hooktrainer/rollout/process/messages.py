@@ -16,10 +16,10 @@ import attrs
 from hooktrainer.errors import RolloutError
 from hooktrainer.metrics import Metric
 from hooktrainer.ports import FailureReason, Floats, Group, Task, Tokens, Trajectory
-from hooktrainer.rollout.options import Sampling
-from hooktrainer.rollout.process.shared_memory import Layout
+from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.process.shared_memory import FlatLayout
 from hooktrainer.tasks.tokenizer import CharTokenizer
-from hooktrainer.weight_sync.torn_reads import Echo
+from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,15 +29,15 @@ _FILE_MODULE: Final = "hooktrainer_file_"
 
 
 @attrs.frozen(kw_only=True)
-class Recipe:
+class WorkerConfig:
     """Everything that a worker is made from."""
 
     policy: Callable[[], nn.Module]
     tokenizer: CharTokenizer
     task: Task
     seed: int
-    options: Sampling
-    layout: Layout
+    options: SamplingOptions
+    layout: FlatLayout
     intra_op_threads: int
 
 
@@ -116,7 +116,7 @@ class Finished:
     number: int
     trajectories: Sequence[Trajectory]
     metrics: Mapping[str, Metric]
-    echoes: Collection[Echo]
+    fingerprints: Collection[Fingerprint]
 
 
 @attrs.frozen
@@ -177,22 +177,22 @@ class _Packer(pickle.Pickler):
         return NotImplemented
 
 
-def pack(recipe: Recipe) -> bytes:
+def pack(config: WorkerConfig) -> bytes:
     """A recipe for `unpack` in a worker."""
     target = io.BytesIO()
     packer = _Packer(target)
-    packer.dump(recipe)
+    packer.dump(config)
     return pickle.dumps((packer.files, target.getvalue()))
 
 
-def unpack(packed: bytes) -> Recipe:
+def unpack(packed: bytes) -> WorkerConfig:
     """The recipe; files that its classes come from are executed."""
-    files, recipe = pickle.loads(packed)  # noqa: S301 - from our own engine
+    files, config = pickle.loads(packed)  # noqa: S301 - from our own engine
     for name, path in files.items():
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
-    unpacked: Recipe = pickle.loads(recipe)  # noqa: S301 - as above
+    unpacked: WorkerConfig = pickle.loads(config)  # noqa: S301 - as above
     return unpacked

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from hooktrainer.errors import RolloutError
 from hooktrainer.metrics import Sum
 from hooktrainer.ports import Floats, Group, ReplayBuffer, Tokens
-from hooktrainer.rollout.process.broadcast import Asking
-from hooktrainer.rollout.process.handle import Member
+from hooktrainer.rollout.process.broadcast import Broadcast
+from hooktrainer.rollout.process.handle import WorkerHandle
 from hooktrainer.rollout.process.messages import (
     Done,
     Failed,
@@ -29,8 +29,8 @@ from hooktrainer.rollout.process.messages import (
     Use,
     Work,
 )
-from hooktrainer.rollout.stats import Meter
-from hooktrainer.weight_sync.torn_reads import Witness
+from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.weight_sync.torn_reads import TornReadDetector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,34 +40,34 @@ STOP_S: Final = 2.0
 """Seconds to end after the connection was closed, before SIGKILL."""
 
 
-class Fleet:
+class WorkerPool:
     """Two threads: one claims groups and gives them to workers, one listens to workers and sees them die."""
 
     def __init__(
         self,
-        recipe: bytes,
+        config: bytes,
         sets: Sequence[Tensor],
         *,
         workers: int,
         max_restarts: int,
         sync_timeout_s: float,
-        meter: Meter,
-        witness: Witness,
+        stats: RolloutStats,
+        detector: TornReadDetector,
     ) -> None:
-        self._witness = witness
-        self._recipe = recipe
+        self._detector = detector
+        self._config = config
         self._sets = sets
         self._num_workers = workers
         self._max_restarts = max_restarts
-        self._meter = meter
-        self._members: list[Member] = []
+        self._stats = stats
+        self._workers: list[WorkerHandle] = []
         self._threads: list[threading.Thread] = []
         self._buffer: ReplayBuffer | None = None
         self._in_use = (0, -1)
         self._paused = False
         self._closing = False
         self._changed = threading.Condition()
-        self._asking = Asking(self._changed, sync_timeout_s, lambda: self.died)
+        self._asking = Broadcast(self._changed, sync_timeout_s, lambda: self.died)
         self.died: BaseException | None = None
         """Why nothing is generated any more."""
 
@@ -75,7 +75,7 @@ class Fleet:
         """Spawn the workers; groups are claimed as they get ready."""
         self._buffer, self._closing = buffer, False
         for number in range(self._num_workers):
-            self._members.append(Member(number, 0, self._recipe, self._sets))
+            self._workers.append(WorkerHandle(number, 0, self._config, self._sets))
         for task in (self._feed, self._listen):
             thread = threading.Thread(
                 target=self._guarded, args=(task, buffer), name=f"rollout{task.__name__}", daemon=True
@@ -105,11 +105,11 @@ class Fleet:
     def score(self, tokens: Tokens) -> Sequence[Floats]:
         """What every worker that is set up says of a text, with the set in use."""
         scores = []
-        for member in self._ask(partial(Score, tokens=tokens), "score the canary"):
-            if isinstance(member.scores, PackedError):
-                raise RolloutError(f"{member} could not score the canary") from member.scores.unpack()
-            if member.scores is not None:  # who died meanwhile has said nothing
-                scores.append(member.scores)
+        for worker in self._ask(partial(Score, tokens=tokens), "score the canary"):
+            if isinstance(worker.scores, PackedError):
+                raise RolloutError(f"{worker} could not score the canary") from worker.scores.unpack()
+            if worker.scores is not None:  # who died meanwhile has said nothing
+                scores.append(worker.scores)
         return scores
 
     def resume(self) -> None:
@@ -121,25 +121,25 @@ class Fleet:
         """End every process and thread; who does not end by itself is killed."""
         with self._changed:
             self._closing = True
-            members, self._members = self._members, []
+            workers, self._workers = self._workers, []
             self._changed.notify_all()
         if self._buffer is not None:
             self._buffer.close()
-        for member in members:
-            if member.ready:
-                member.hang_up()
+        for worker in workers:
+            if worker.ready:
+                worker.hang_up()
             else:  # it does not listen yet, and has nothing to lose
-                member.kill()
-        _join(members, STOP_S)
-        for member in members:
-            if not member.is_dead():
-                _LOG.warning("%s did not end by itself within %g s; sending SIGKILL", member, STOP_S)
-                member.kill()
-        _join(members, None)
+                worker.kill()
+        _join(workers, STOP_S)
+        for worker in workers:
+            if not worker.is_dead():
+                _LOG.warning("%s did not end by itself within %g s; sending SIGKILL", worker, STOP_S)
+                worker.kill()
+        _join(workers, None)
         while self._threads:
             self._threads.pop().join()
-        for member in members:
-            member.close()
+        for worker in workers:
+            worker.close()
         self._buffer = None
 
     def raise_if_died(self) -> None:
@@ -147,8 +147,8 @@ class Fleet:
         if self.died is not None:
             raise RolloutError(f"nothing is generated any more: {self.died}") from self.died
 
-    def _ask(self, question: Callable[[int], object], what: str) -> Sequence[Member]:
-        asked = self._asking.ask(self._members, question, what)
+    def _ask(self, question: Callable[[int], object], what: str) -> Sequence[WorkerHandle]:
+        asked = self._asking.ask(self._workers, question, what)
         self.raise_if_died()
         return asked
 
@@ -171,89 +171,89 @@ class Fleet:
             self._deal(groups)
 
     def _room(self) -> int:
-        return sum(max(0, member.room) for member in self._members)
+        return sum(max(0, worker.room) for worker in self._workers)
 
     def _deal(self, groups: Sequence[Group]) -> None:
         """Each to the worker with most room; if all died since there was some, to the first that is there again."""
-        shares: dict[Member, list[Group]] = {}
+        shares: dict[WorkerHandle, list[Group]] = {}
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self.died or any(m.ready for m in self._members))
-            ready = [member for member in self._members if member.ready]
+            self._changed.wait_for(lambda: self._closing or self.died or any(m.ready for m in self._workers))
+            ready = [worker for worker in self._workers if worker.ready]
             for group in groups if ready else ():
-                member = max(ready, key=lambda member: member.room)
-                member.give(group)
-                shares.setdefault(member, []).append(group)
-        for member, share in shares.items():
-            member.send(Work(share))  # in one piece, to be read in one batch
+                worker = max(ready, key=lambda worker: worker.room)
+                worker.give(group)
+                shares.setdefault(worker, []).append(group)
+        for worker, share in shares.items():
+            worker.send(Work(share))  # in one piece, to be read in one batch
 
     def _listen(self, buffer: ReplayBuffer) -> None:
-        live = list(self._members)
+        live = list(self._workers)
         while live:
-            ready = wait([end for member in live for end in member.ends()])
-            for member in [member for member in live if any(end in ready for end in member.ends())]:
-                dead = member.is_dead()  # asked first, so that all it ever sent is received
-                for message in member.received():
-                    self._handle(member, message, buffer)
+            ready = wait([end for worker in live for end in worker.ends()])
+            for worker in [worker for worker in live if any(end in ready for end in worker.ends())]:
+                dead = worker.is_dead()  # asked first, so that all it ever sent is received
+                for message in worker.received():
+                    self._handle(worker, message, buffer)
                 if dead:
-                    live.remove(member)
-                    live += self._replacement(member, buffer)
+                    live.remove(worker)
+                    live += self._replacement(worker, buffer)
 
-    def _handle(self, member: Member, message: object, buffer: ReplayBuffer) -> None:
+    def _handle(self, worker: WorkerHandle, message: object, buffer: ReplayBuffer) -> None:
         match message:
-            case Finished(number, trajectories, metrics, echoes):
-                self._witness.check(number, echoes)
-                self._meter.record(metrics)
-                buffer.finish(member.groups.pop(number), trajectories)
+            case Finished(number, trajectories, metrics, fingerprints):
+                self._detector.check(number, fingerprints)
+                self._stats.record(metrics)
+                buffer.finish(worker.groups.pop(number), trajectories)
             case Failed(None, error):
-                raise RolloutError(f"{member} cannot go on") from error.unpack()
+                raise RolloutError(f"{worker} cannot go on") from error.unpack()
             case Failed(int(number), error, reason):
-                buffer.fail(member.groups.pop(number), error.unpack(), reason)
+                buffer.fail(worker.groups.pop(number), error.unpack(), reason)
             case _:
                 with self._changed:
-                    self._note(member, message)
+                    self._note(worker, message)
                     self._changed.notify_all()
 
-    def _note(self, member: Member, message: object) -> None:
+    def _note(self, worker: WorkerHandle, message: object) -> None:
         match message:
             case Ready():
                 # With the lock held, so that nothing newer comes before it.
-                member.send(Use(0, *self._in_use))
-                member.send(Pause(0) if self._paused else Resume(0))
-                member.ready = True
+                worker.send(Use(0, *self._in_use))
+                worker.send(Pause(0) if self._paused else Resume(0))
+                worker.ready = True
             case Room():
-                member.told = message
+                worker.told = message
             case Done(ticket, scores):
-                member.scores = scores
-                member.tickets.discard(ticket)
+                worker.scores = scores
+                worker.tickets.discard(ticket)
 
-    def _replacement(self, member: Member, buffer: ReplayBuffer) -> Sequence[Member]:
+    def _replacement(self, worker: WorkerHandle, buffer: ReplayBuffer) -> Sequence[WorkerHandle]:
         """Give up what a dead worker had in work, and start another in its place."""
-        how, killed = member.ended(), member.ready or member.was_killed
+        how, killed = worker.ended(), worker.ready or worker.was_killed
         with self._changed:
-            lost = member.give_up()
+            lost = worker.give_up()
             self._changed.notify_all()
         if self._closing:
             return ()
         for group in lost:
-            error = RolloutError(f"{member} {how} while it answered group {group.number}")
+            error = RolloutError(f"{worker} {how} while it answered group {group.number}")
             buffer.fail(group, error, "worker_died")
-        if member.restarts == self._max_restarts:
-            raise RolloutError(f"{member} {how} after {member.restarts} restarts. {_advice(killed=killed)}")
-        _LOG.warning("%s %s; it had %d groups in work and is started anew", member, how, len(lost))
-        self._meter.record({"rollout/restarts": Sum(1)})
+        if worker.restarts == self._max_restarts:
+            raise RolloutError(f"{worker} {how} after {worker.restarts} restarts. {_advice(killed=killed)}")
+        _LOG.warning("%s %s; it had %d groups in work and is started anew", worker, how, len(lost))
+        self._stats.record({"rollout/restarts": Sum(1)})
         with self._changed:
             if self._closing:
                 return ()
-            another = Member(member.number, member.restarts + 1, self._recipe, self._sets)
-            self._members[member.number] = another
+            another = WorkerHandle(worker.number, worker.restarts + 1, self._config, self._sets)
+            self._workers[worker.number] = another
         return (another,)
 
 
-def _join(members: Sequence[Member], seconds: float | None) -> None:
+def _join(workers: Sequence[WorkerHandle], seconds: float | None) -> None:
     """Wait until all are dead, for so long at most."""
     deadline = None if seconds is None else monotonic() + seconds
-    for member in members:
-        wait([member.process.sentinel], None if deadline is None else max(0.0, deadline - monotonic()))
+    for worker in workers:
+        wait([worker.process.sentinel], None if deadline is None else max(0.0, deadline - monotonic()))
 
 
 def _advice(*, killed: bool) -> str:

@@ -15,7 +15,7 @@ _ALIGNMENT: Final = 64
 
 
 @attrs.frozen
-class Layout:
+class FlatLayout:
     """Where each tensor of a state lies in a flat buffer; tied names lie at one place."""
 
     places: Mapping[str, tuple[int, torch.Size, torch.dtype]]
@@ -23,7 +23,7 @@ class Layout:
     nbytes: int
 
     @classmethod
-    def of(cls, state: Mapping[str, Tensor]) -> Layout:
+    def of(cls, state: Mapping[str, Tensor]) -> FlatLayout:
         """A layout for everything in this state."""
         offsets: dict[object, int] = {}
         places = {}

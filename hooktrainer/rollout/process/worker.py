@@ -33,26 +33,26 @@ from hooktrainer.rollout.process.messages import (
     unpack,
 )
 from hooktrainer.rollout.process.shared_memory import adopt
-from hooktrainer.rollout.stats import Meter
-from hooktrainer.rollout.worker_loop import Server
-from hooktrainer.weight_sync.double_buffer import Modules
-from hooktrainer.weight_sync.torn_reads import Echo
+from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.rollout.worker_loop import WorkerLoop
+from hooktrainer.weight_sync.double_buffer import ModulePair
+from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 PATIENCE_S: Final = 1.0
 """How long an answer in work may hold up the end of the process."""
 
 
-def main(connection: Connection, recipe: bytes, sets: Sequence[Tensor]) -> None:
+def main(connection: Connection, config: bytes, sets: Sequence[Tensor]) -> None:
     """Serve the engine at the other end until it closes the connection, or is no more."""
     # Not blocked any more, since a task's own processes would inherit that; and not ignored, for the same reason.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     atexit.register(gc.freeze)  # else Python looks through all of torch for garbage before it ends
-    mailbox = Mailbox(connection)
+    source = RemoteGroupSource(connection)
     try:
-        worker = Worker(mailbox, recipe, sets)
+        worker = Worker(source, config, sets)
     except BaseException as error:  # noqa: BLE001 - the engine raises it
-        mailbox.send(Failed(None, PackedError.of(error)))
+        source.send(Failed(None, PackedError.of(error)))
         return
     worker.start()
     try:
@@ -62,17 +62,17 @@ def main(connection: Connection, recipe: bytes, sets: Sequence[Tensor]) -> None:
         worker.stop()
 
 
-class Mailbox:
+class RemoteGroupSource:
     """The engine's replay buffer, as far as a worker sees it, at the other end of a connection."""
 
     def __init__(self, connection: Connection) -> None:
-        self.meter: Final = Meter()
+        self.stats: Final = RolloutStats()
         self._connection = connection
         self._sending = threading.Lock()
         self._arrived = threading.Condition()
         self._groups: deque[Group] = deque()
         self._received = 0
-        self._echoes: dict[int, Collection[Echo]] = {}
+        self._fingerprints: dict[int, Collection[Fingerprint]] = {}
         self._told = Room(0, 0)
         self._closed = False
 
@@ -113,16 +113,16 @@ class Mailbox:
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
         """Hand in the answers of a claimed group."""
-        self.send(Finished(group.number, trajectories, self.meter.take(), self._echoes.pop(group.number, ())))
+        self.send(Finished(group.number, trajectories, self.stats.take(), self._fingerprints.pop(group.number, ())))
 
     def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
         """Say that a claimed group could not be generated."""
-        self._echoes.pop(group.number, None)
+        self._fingerprints.pop(group.number, None)
         self.send(Failed(group.number, PackedError.of(error), reason))
 
-    def note(self, number: int, echoes: Collection[Echo]) -> None:
+    def note(self, number: int, fingerprints: Collection[Fingerprint]) -> None:
         """A group was sampled from these weights, which the engine judges when it is finished."""
-        self._echoes[number] = echoes
+        self._fingerprints[number] = fingerprints
 
     def _take(self, limit: int) -> Sequence[Group]:
         return [self._groups.popleft() for _ in range(min(limit, len(self._groups)))]
@@ -131,55 +131,55 @@ class Mailbox:
 class Worker:
     """What the engine's messages act on; a long answer delays none of them."""
 
-    def __init__(self, mailbox: Mailbox, packed: bytes, sets: Sequence[Tensor]) -> None:
-        recipe = unpack(packed)
-        torch.set_num_threads(recipe.intra_op_threads)
-        self._modules = Modules(recipe.policy)
+    def __init__(self, source: RemoteGroupSource, packed: bytes, sets: Sequence[Tensor]) -> None:
+        config = unpack(packed)
+        torch.set_num_threads(config.intra_op_threads)
+        self._modules = ModulePair(config.policy)
         for module, flat in zip(self._modules.modules, sets, strict=True):
-            adopt(module, recipe.layout.views(flat))
+            adopt(module, config.layout.views(flat))
         generator = Generator(
             weights=self._modules,
-            tokenizer=recipe.tokenizer,
-            task=recipe.task,
-            seed=recipe.seed,
-            options=recipe.options,
+            tokenizer=config.tokenizer,
+            task=config.task,
+            seed=config.seed,
+            options=config.options,
         )
-        self._mailbox = mailbox
+        self._source = source
         self._stopped = threading.Event()
         self._generator = generator
-        self._server = Server(generator, mailbox, mailbox.meter, self._stopped, mailbox.note)
+        self._server = WorkerLoop(generator, source, source.stats, self._stopped, source.note)
         self._thread = threading.Thread(target=self._serve, name="rollout", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""
-        self._mailbox.send(Ready())
+        self._source.send(Ready())
         self._thread.start()
 
     def handle(self, message: Work | Release | Pause | Use | Score | Resume) -> None:
         """Do what the engine asks for."""
         match message:
             case Work(groups):
-                self._mailbox.put(groups)
+                self._source.put(groups)
             case Release(ticket, place):
-                self._mailbox.meter.begin_sync()
+                self._source.stats.begin_sync()
                 threading.Thread(target=self._release, args=(ticket, place), daemon=True).start()
             case Pause(ticket):
                 self._modules.pause()
-                self._mailbox.send(Done(ticket))
+                self._source.send(Done(ticket))
             case Use(ticket, place, version):
                 self._modules.use(place, version)
-                self._mailbox.meter.end_sync()
-                self._mailbox.send(Done(ticket))
+                self._source.stats.end_sync()
+                self._source.send(Done(ticket))
             case Score(ticket, tokens):
-                self._mailbox.send(Done(ticket, self._scores(tokens)))
+                self._source.send(Done(ticket, self._scores(tokens)))
             case Resume(ticket):
                 self._modules.resume()
-                self._mailbox.send(Done(ticket))
+                self._source.send(Done(ticket))
 
     def stop(self) -> None:
         """End the process at once, even in the middle of a score that never returns."""
         self._stopped.set()
-        self._mailbox.close()
+        self._source.close()
         self._modules.resume()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
@@ -187,7 +187,7 @@ class Worker:
 
     def _release(self, ticket: int, place: int) -> None:
         self._modules.release(place)
-        self._mailbox.send(Done(ticket))
+        self._source.send(Done(ticket))
 
     def _scores(self, tokens: Tokens) -> Floats | PackedError:
         try:
@@ -199,4 +199,4 @@ class Worker:
         try:
             self._server.run(block=True)
         except BaseException as error:  # noqa: BLE001 - the engine raises it
-            self._mailbox.send(Failed(None, PackedError.of(error)))
+            self._source.send(Failed(None, PackedError.of(error)))

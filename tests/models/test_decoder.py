@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hooktrainer.models.decoder import Decoder
+from hooktrainer.models.decoder import Decoder, rotary_table, rotate
+from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import Policy, full_state
-from hooktrainer.models.transformer import Transformer, rotary_table, rotate
 
 VOCAB = 11
 
 
 @pytest.fixture(params=["learned", "rotary"])
-def model(request: pytest.FixtureRequest) -> Transformer:
+def model(request: pytest.FixtureRequest) -> Decoder:
     return build(positions=request.param)
 
 
-def build(**options: str | bool) -> Transformer:
-    model = Decoder(layers=2, width=16, heads=2, **options).build(vocab_size=VOCAB, max_length=16, seed=0)
-    assert isinstance(model, Transformer)
+def build(**options: str | bool) -> Decoder:
+    model = DecoderOptions(layers=2, width=16, heads=2, **options).build(vocab_size=VOCAB, max_length=16, seed=0)
+    assert isinstance(model, Decoder)
     return model
 
 
@@ -33,7 +33,7 @@ def test_it_is_a_policy() -> None:
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 4]], ids=["even", "ragged"])
 @torch.no_grad()
-def test_cached_decoding_gives_the_logits_of_a_full_forward(model: Transformer, lengths: list[int]) -> None:
+def test_cached_decoding_gives_the_logits_of_a_full_forward(model: Decoder, lengths: list[int]) -> None:
     sequence = tokens(3, 12)
     full = model(sequence)
     cache = model.new_cache(3, 12)
@@ -49,7 +49,7 @@ def test_cached_decoding_gives_the_logits_of_a_full_forward(model: Transformer, 
 
 
 @torch.no_grad()
-def test_what_stands_behind_a_text_changes_nothing(model: Transformer) -> None:
+def test_what_stands_behind_a_text_changes_nothing(model: Decoder) -> None:
     short, padded = tokens(2, 3), tokens(2, 8, seed=9)
     padded[:, :3] = short
 
@@ -59,7 +59,7 @@ def test_what_stands_behind_a_text_changes_nothing(model: Transformer) -> None:
 
 
 @torch.no_grad()
-def test_left_padding_changes_nothing_whatever_stands_there(model: Transformer) -> None:
+def test_left_padding_changes_nothing_whatever_stands_there(model: Decoder) -> None:
     sequence = tokens(2, 6)
     padded = torch.cat([tokens(2, 3, seed=9), sequence], dim=1)
 
@@ -69,7 +69,7 @@ def test_left_padding_changes_nothing_whatever_stands_there(model: Transformer) 
 
 
 @torch.no_grad()
-def test_no_token_sees_a_later_one(model: Transformer) -> None:
+def test_no_token_sees_a_later_one(model: Decoder) -> None:
     sequence = tokens(1, 8)
     changed = sequence.clone()
     changed[0, 5] = (changed[0, 5] + 1) % VOCAB
@@ -81,7 +81,7 @@ def test_no_token_sees_a_later_one(model: Transformer) -> None:
 
 
 @torch.no_grad()
-def test_rows_of_a_cache_are_copied_kept_and_moved(model: Transformer) -> None:
+def test_rows_of_a_cache_are_copied_kept_and_moved(model: Decoder) -> None:
     texts = tokens(3, 5)
     prompts, cache = model.new_cache(3, 5), model.new_cache(8, 9)
     model.prefill(texts, [5, 3, 4], prompts)
@@ -100,12 +100,12 @@ def test_rows_of_a_cache_are_copied_kept_and_moved(model: Transformer) -> None:
 
 
 @torch.no_grad()
-def test_logits_to_keep_are_the_last_ones(model: Transformer) -> None:
+def test_logits_to_keep_are_the_last_ones(model: Decoder) -> None:
     sequence = tokens(2, 6)
     torch.testing.assert_close(model(sequence, logits_to_keep=2), model(sequence)[:, -2:], atol=1e-6, rtol=0)
 
 
-def test_no_gradient_is_nan_with_padding(model: Transformer) -> None:
+def test_no_gradient_is_nan_with_padding(model: Decoder) -> None:
     model(tokens(2, 6), torch.tensor([0, 5]))[:, -1].sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
@@ -154,5 +154,5 @@ def test_rotation_depends_on_the_distance_only_and_keeps_lengths() -> None:
 
 def test_a_width_that_does_not_split_into_pairs_is_refused() -> None:
     with pytest.raises(ValueError, match="4 heads and rotary positions need a multiple of 8"):
-        Decoder(width=36, heads=4, positions="rotary")
-    Decoder(width=36, heads=4)
+        DecoderOptions(width=36, heads=4, positions="rotary")
+    DecoderOptions(width=36, heads=4)
