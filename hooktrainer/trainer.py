@@ -20,6 +20,7 @@ from hooktrainer._util.shutdown import attempt, finish, interruptible
 from hooktrainer.bus.binding import Ports, bind
 from hooktrainer.bus.bus import Bus
 from hooktrainer.bus.handlers import PlacedPlugin
+from hooktrainer.bus.plan import Plan
 from hooktrainer.checkpoint.background import BackgroundStore
 from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
@@ -36,12 +37,12 @@ class Trainer:
 
     def __init__(
         self,
-        plugins: Iterable[Plugin | PlacedPlugin],
+        plugins: Iterable[Plugin | PlacedPlugin] | Plan,
         ports: Ports,
         config: TrainerConfig,
         place: RunPlace | None = None,
     ) -> None:
-        self.bus = Bus.compose(plugins)
+        self.bus = Bus(plugins) if isinstance(plugins, Plan) else Bus.compose(plugins)
         self.bus.plan.require_sync()
         self.bus.guard(WeightsSynced, self._confirm)
         self.bus.around(StepEnd, Priority.EVALUATE, preserved_random_state)

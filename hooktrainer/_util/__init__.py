@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["clock", "files", "imports", "random_state", "shutdown", "signals", "streams"]
+__all__ = ["clock", "files", "imports", "random_state", "registry", "shutdown", "signals", "streams"]

@@ -1,4 +1,4 @@
-"""Modules that a configuration names: importable ones, and files beside the YAML."""
+"""Import the modules that a configuration names: installed ones, and files next to the YAML."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hooktrainer.errors import ConfigError, did_you_mean
 
 
 def load_module(where: str) -> ModuleType:
-    """The module behind `package.module` or `file.py`. Raises `ConfigError`, caused by what the module raised.
+    """Return the module `package.module` or `file.py`; a relative file is relative to the working directory.
 
-    A file that is not absolute is relative to the working directory.
+    Raises `ConfigError`, caused by the exception that the module raised.
     """
     return _load_file(Path(where)) if where.endswith(".py") else _import(where)
 
 
 def described(error: BaseException) -> str:
-    """An error that nobody raised on purpose, with the line that it comes from."""
+    """Return the type and text of an unexpected error, with the line that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
     return f"{type(error).__name__}: {error} ({file}, line {line})"
 
 
 def require_file(path: Path) -> None:
-    """Raise `ConfigError` unless there is such a file, with the closest one that there is."""
+    """Raise `ConfigError` unless the file exists; suggest the file with the closest name."""
     if not path.is_file():
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
         raise ConfigError(f"there is no file {path}.{near}")
@@ -41,14 +41,15 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(f"there is no module '{error.name}'; a file is named as in my_plugin.py:Class") from error
+            text = f"there is no module '{error.name}'; a file is written with its extension, as in my_file.py:Name"
+            raise ConfigError(text) from error
         raise ConfigError(f"importing {name} failed: {described(error)}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"importing {name} failed: {described(error)}") from error
 
 
 def _load_file(path: Path) -> ModuleType:
-    """The module in a file, executed once whatever the number of things that are taken from it."""
+    """Return the module in a file; the file is executed once per process."""
     path = path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"hooktrainer_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{digest}"
@@ -58,7 +59,7 @@ def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where pickle, inspect and attrs look
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # pickle, inspect and attrs look it up there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

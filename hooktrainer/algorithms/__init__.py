@@ -11,7 +11,6 @@ __all__ = [
     "kl",
     "logprobs",
     "masking",
-    "option_checks",
     "options",
     "policy_losses",
     "proximal",

@@ -30,13 +30,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    config = load(args)
+    composition = load(args)
     from hooktrainer.run.build import build_trainer
 
+    config = composition.config
     names = ", ".join(entry.name for entry in config.plugins if entry.enabled)
     say(f"plugins: {names or 'none'}\n")
     kept = f"kept in {os.path.relpath(config.run.dir / config.run.name)}"
-    trainer = build_trainer(config)
+    trainer = build_trainer(composition)
     try:
         result = trainer.fit()
     except BaseException:

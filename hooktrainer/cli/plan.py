@@ -1,4 +1,4 @@
-"""Print for every signal its handlers in running order; starts nothing and imports no torch."""
+"""Print the handlers of every signal in running order; starts nothing and imports no torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from hooktrainer.errors import PlanError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A configuration."""
+    """Add the arguments of a configuration."""
     add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything that can be checked without running, and print the plan."""
+    """Print the plan, after every check that needs no run."""
     from hooktrainer.bus.plan_text import describe
-    from hooktrainer.run.composition import build_parts
 
-    plan = build_parts(load(args)).plan
+    plan = load(args).plan
     sys.stdout.write(describe(plan))
     try:
         plan.require_sync()

@@ -41,7 +41,7 @@ def _all_places() -> list[tuple[str, str]]:
     from hooktrainer.config.sections import section_classes
     from hooktrainer.run import registry
 
-    named = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
+    named = [(kind, name) for kind, names in registry.KINDS.items() for name in names]
     return [*named, *((_SECTIONS, name) for name in section_classes())]
 
 
@@ -66,7 +66,7 @@ def _class_of(group: str, name: str) -> type:
 
     if group == _SECTIONS:
         return section_classes()[name]
-    return registry.resolve(next(kind for kind in registry.KINDS if kind == group), name)
+    return registry.KINDS[group].resolve(name)
 
 
 def _lines(group: str, name: str) -> Iterator[str]:

@@ -42,15 +42,15 @@ def run(args: argparse.Namespace) -> int:
     from hooktrainer.simulation import Schedule, parse_distribution, sweep
     from hooktrainer.simulation.table import LEGEND, as_json, as_text
 
-    config = load(args)
+    composition = load(args)
     schedule = Schedule(
         generate=parse_distribution(args.generate, "generate"),
         train=parse_distribution(args.train, "train"),
         sync=parse_distribution(args.sync, "sync"),
-        seed=config.seed if args.seed is None else args.seed,
+        seed=composition.config.seed if args.seed is None else args.seed,
     )
     with _quiet():
-        rows = list(sweep(config, schedule, steps=args.steps, thresholds=args.thresholds, workers=args.workers))
+        rows = list(sweep(composition, schedule, steps=args.steps, thresholds=args.thresholds, workers=args.workers))
     times = {"generate": args.generate, "train": args.train, "sync": args.sync}
     if args.json:
         head = {**times, "steps": args.steps, "seed": schedule.seed}

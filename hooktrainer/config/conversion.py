@@ -1,10 +1,10 @@
-"""Plain data into typed attrs objects.
+"""Convert plain data to typed attrs objects.
 
-Every fault is collected, with its full address, what was found and what was expected. Two rules hold for all options: a
-key with nothing behind it means the default, unless the option may be None itself; a path is made absolute when read.
+Every fault is collected, with its full address, the value found and the type expected. Two rules hold for all options:
+a key without a value means the default, unless the option may be None; a path is made absolute when it is read.
 
-cattrs (26.2) gives each wrong type its path, but there a wrong type hides what validators say and one validator the
-next, an unknown key is suggested nothing, least of all from another level, and `off` is true, and 123E4 text.
+cattrs (26.2) is not used. There a wrong type hides the faults of validators, one failed validator hides the next,
+unknown keys get no suggestion, and `off` and 123E4 are not read as YAML users expect.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ HINT: Final = "hooktrainer.hint"
 
 
 def read(cls: type[T], data: object, faults: Faults) -> T | Unread:
-    """An object of an attrs class from a mapping; if a fault was found, what could be read of it.
+    """Return an object of an attrs class from a mapping; after a fault, an `Unread` with the fields without faults.
 
-    A class with a `from_plain(data, faults)` of its own is asked instead.
+    A class can define its own conversion as a class method `from_plain(data, faults)`.
     """
     if isinstance(data, (cls, Unread)):
         return data
@@ -45,7 +45,7 @@ def read(cls: type[T], data: object, faults: Faults) -> T | Unread:
 
 
 def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owner: str) -> T | Unread:
-    """As `read`, for a class of which only `fields` may be set."""
+    """Convert as `read` does, for a class of which only `fields` may be set."""
     if not isinstance(data, Mapping):
         faults.add(f"expected a mapping of options, found {shown(data)}")
         return INVALID
@@ -64,23 +64,23 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
         _validate(seen if made is None else made, known[name], faults.at(name))
         if len(faults) > count:
             delattr(seen, known[name].name)
-    if error is not None and len(faults) == before:  # otherwise it may come of the faults
+    if error is not None and len(faults) == before:  # otherwise the faults may have caused it
         faults.absorb(error)
     return seen if made is None or len(faults) > before else made
 
 
 def _way_out(cls: type, key: object) -> str:
-    """How a key becomes an option that the class has, but as an attribute without a type, which attrs passes over."""
+    """Return how to make an option of an attribute without a type, which attrs ignores; empty for other keys."""
     home = next((base for base in cls.__mro__ if key in vars(base)), None)
     value = vars(home)[str(key)] if home else None
     if home is None or key in inspect.get_annotations(home) or type(value) not in (bool, int, float, str, list, dict):
         return ""
     text = f"annotate it: {key}: {type(value).__name__} = {value!r}"
-    return f"{home.__name__} has it as an attribute without a type, which is no option; {text}"
+    return f"{home.__name__} has it as an attribute without a type, which is not an option; {text}"
 
 
 def salvaged(cls: type[T], unread: Unread, **otherwise: object) -> T | None:
-    """An object of what could be read, or of defaults if it refuses that, for checks that go on after a fault."""
+    """Return an object of the fields without faults, or else of defaults, so that later checks can run on it."""
     fields = {option_name(field): field for field in init_fields(cls)}
     legible = {name: getattr(unread, field.name, INVALID) for name, field in fields.items()}
     values = {**otherwise, **{name: value for name, value in legible.items() if not isinstance(value, Unread)}}
@@ -90,7 +90,7 @@ def salvaged(cls: type[T], unread: Unread, **otherwise: object) -> T | None:
 
 
 def _read_field(cls: type, field: attrs.Attribute[Any], data: Mapping[str, object], faults: Faults) -> Any:
-    """The value of a field; `attrs.NOTHING` if it is left out."""
+    """Return the value of a field; `attrs.NOTHING` if it is left out."""
     name = option_name(field)
     value, expected = data.get(name), Any
     if name in data:
@@ -117,16 +117,16 @@ def _read_field(cls: type, field: attrs.Attribute[Any], data: Mapping[str, objec
 
 def _construct(cls: type[T], values: Mapping[str, object]) -> tuple[T | None, Exception | None]:
     try:
-        with attrs.validators.disabled():  # they run one by one afterwards, so that each gives its own fault
+        with attrs.validators.disabled():  # they run one by one later, so that each adds its own fault
             return cls(**values), None
-    except Exception as error:  # noqa: BLE001 (whatever a class raises is a fault of its options)
+    except Exception as error:  # noqa: BLE001 (any error of a constructor is a fault of its options)
         return None, error
 
 
 def _legible(
     known: Mapping[str, attrs.Attribute[Any]], given: Mapping[str, object], unknown: Iterable[object]
 ) -> Unread:
-    """The fields that could be read, also in part, and the defaults of those left out, unless they were misspelt."""
+    """Return the fields without faults, and the defaults of those left out, unless their key was misspelt."""
     misspelt = {name for key in unknown for name in difflib.get_close_matches(str(key), known)}
     left_out = {name: default_of(field) for name, field in known.items() if name not in given and name not in misspelt}
     seen = {known[name].name: value for name, value in {**left_out, **given}.items() if value is not INVALID}
@@ -140,14 +140,14 @@ def _validate(instance: object, field: attrs.Attribute[Any], faults: Faults) -> 
     try:
         field.validator(instance, field, value)
     except AttributeError as error:
-        if not isinstance(instance, Unread):  # otherwise it compares with an option that could not be read
+        if not isinstance(instance, Unread):  # otherwise it used an option with a fault
             faults.absorb(error)
-    except Exception as error:  # noqa: BLE001 (whatever a validator raises is a fault of the value)
+    except Exception as error:  # noqa: BLE001 (any error of a validator is a fault of the value)
         faults.absorb(error)
 
 
 def convert(value: Any, expected: Any, faults: Faults) -> Any:
-    """`value` as the type `expected`, sharing no container with it; `Unread` if a fault was found."""
+    """Return `value` as the type `expected`, with copies of its containers; `Unread` after a fault."""
     if isinstance(value, Unread):
         return value
     origin = typing.get_origin(expected) or expected
@@ -201,8 +201,8 @@ def _sequence(value: Any, expected: Any, faults: Faults) -> Any:
             return INVALID
     else:
         arms = (arms[0],) * len(value)
-    items = [convert(*pair, faults.at(place)) for place, pair in enumerate(zip(value, arms, strict=True))]
-    return INVALID if any(isinstance(item, Unread) for item in items) else make(items)
+    items = [convert(*pair, faults.at(index)) for index, pair in enumerate(zip(value, arms, strict=True))]
+    return Unread(items=items) if any(isinstance(item, Unread) for item in items) else make(items)
 
 
 def _mapping(value: Any, expected: Any, faults: Faults) -> Any:
@@ -224,7 +224,7 @@ def _item(key: Any, value: Any, expected: Any, faults: Faults) -> Any:
         (last, leaf), *_ = leaf.items()
         path.append(last)
     dotted = ".".join(map(str, path))
-    way_out = f"; a dot in an override leads a level down, so write {faults.address}={{{dotted}: {leaf}}}"
+    way_out = f"; a dot in an override separates levels, so write {faults.address}={{{dotted}: {leaf}}}"
     faults.at(str(key)).add(f"expected {type_name(expected)}, found {shown(value)}{way_out}")
     return INVALID
 

@@ -1,4 +1,4 @@
-"""Collects what is wrong with a configuration, so that all of it is shown at once."""
+"""Collect the faults of a configuration, so that all of them are reported at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean
 
 @attrs.frozen
 class Faults:
-    """A growing list of faults, seen from one address; the views of other addresses share the list."""
+    """A list of faults with the address of new ones; objects for other addresses share the list."""
 
     address: str = ""
     elsewhere: Callable[[], Mapping[str, str]] = attrs.field(default=dict, repr=False)
-    """Full paths by their last key: what an unknown key at a wrong level may have meant; asked if there is one."""
+    """Returns full paths by their last key, to suggest one for a key at a wrong level; called only if needed."""
     found: list[Fault] = attrs.field(factory=list)
     absorbed: list[BaseException] = attrs.field(factory=list, repr=False)
 
@@ -26,19 +26,19 @@ class Faults:
         return len(self.found)
 
     def at(self, key: object) -> Faults:
-        """The same list, seen from below `key`: a name, or the number of an item."""
+        """Return the same list for the address below `key`: a name, or the index of an item."""
         return attrs.evolve(self, address=_below(self.address, f"[{key}]" if isinstance(key, int) else str(key)))
 
     def trial(self) -> Faults:
-        """A list of its own at this address, for what may be given up."""
+        """Return a separate list for this address, for an attempt that may be discarded."""
         return attrs.evolve(self, found=[], absorbed=[])
 
     def add(self, message: str) -> None:
-        """Take note of one fault at this address."""
+        """Add a fault at this address."""
         self.found.append(Fault(self.address, message))
 
     def unknown(self, key: object, known: Iterable[str], owner: str, way_out: str = "") -> None:
-        """Take note of a key that `owner` does not take, with the way out, or the closest one that exists."""
+        """Add the fault of a key that `owner` does not take, with a way out, or the closest existing key."""
         known, word, elsewhere = list(known), str(key), self.elsewhere()
         near = difflib.get_close_matches(word, elsewhere, n=1)
         there = f" Did you mean '{elsewhere[near[0]]}'?" if near else ""
@@ -47,9 +47,9 @@ class Faults:
         self.at(word).add(f"unknown key '{word}'; {owner} {takes}.{hint}")
 
     def absorb(self, error: BaseException) -> None:
-        """Take over an error: the faults of a `ConfigError`, seen from this address, or what it says.
+        """Add the faults of a `ConfigError` below this address, or the text of another error.
 
-        A ValueError or TypeError is taken for a refusal, anything else for a bug: it is named with its place.
+        A ValueError or TypeError counts as a refused value, any other error as a bug: its fault names the line.
         """
         self.absorbed.append(error)
         if isinstance(error, ConfigError):
@@ -60,9 +60,9 @@ class Faults:
             self.add(described(error))
 
     def raise_if_any(self, sections: Sequence[str] = ()) -> None:
-        """Raise `ConfigError` with everything that was found, each fault once, in the order of the sections.
+        """Raise `ConfigError` with every fault, each once, in the order of the sections.
 
-        It is a `PlanError` if nothing else was found; the first bug that was absorbed is its cause.
+        The error is a `PlanError` if all faults are of the plan; its cause is the first bug that was absorbed.
         """
         if self.found:
             of_plan = {fault for error in self.absorbed if isinstance(error, PlanError) for fault in error.faults}
@@ -72,12 +72,12 @@ class Faults:
 
 
 def shown(value: object) -> str:
-    """A value and its type, as a fault shows it."""
+    """Return a value and its type, as faults show them."""
     return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
 
 
 def first_line(error: Exception) -> str:
-    """What a library says, without the state that it adds."""
+    """Return the first line of an error; libraries add their internal state below it."""
     return str(error).partition("\n")[0]
 
 

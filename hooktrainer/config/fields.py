@@ -1,4 +1,4 @@
-"""What an attrs class says of its fields: keys, types and defaults."""
+"""Keys, types and defaults of the fields of an attrs class."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Fields: typing.TypeAlias = Sequence["attrs.Attribute[Any]"]
 
 
 def init_fields(cls: type) -> Fields:
-    """The fields of an attrs class that its constructor takes."""
+    """Return the fields that the constructor of an attrs class takes."""
     return tuple(field for field in attrs.fields(typing.cast("Any", cls)) if field.init)
 
 
 def option_name(field: attrs.Attribute[Any]) -> str:
-    """The key of a field in YAML: its name in the constructor."""
+    """Return the key of a field in YAML, which is its name in the constructor."""
     return field.alias or field.name
 
 
 def default_of(field: attrs.Attribute[Any]) -> Any:
-    """The default of a field; `attrs.NOTHING` if it has none, or one that depends on the object."""
+    """Return the default of a field; `attrs.NOTHING` if it has none, or one that depends on the object."""
     default: Any = field.default
     if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
         return attrs.NOTHING if default.takes_self else default.factory()
@@ -34,7 +34,7 @@ def default_of(field: attrs.Attribute[Any]) -> Any:
 
 
 def type_name(expected: Any) -> str:
-    """A type as it is written in source."""
+    """Return a type as it is written in source."""
     if isinstance(expected, str):
         return expected
     if isinstance(expected, type) and not typing.get_args(expected):
@@ -43,12 +43,12 @@ def type_name(expected: Any) -> str:
 
 
 def takes_none(expected: Any) -> bool:
-    """Whether None is a value of a type."""
+    """Return whether None is a value of a type."""
     return expected in (Any, object) or types.NoneType in typing.get_args(expected)
 
 
 def field_type(cls: type, field: attrs.Attribute[Any]) -> Any:
-    """The type of a field, its annotation resolved by itself. Raises `ConfigError` if it names what does not exist."""
+    """Return the type of a field. Raises `ConfigError` if its annotation contains an unknown name."""
     if not isinstance(field.type, str):
         return Any if field.type is None else field.type
     home = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
@@ -61,7 +61,7 @@ def field_type(cls: type, field: attrs.Attribute[Any]) -> Any:
 
 
 def key_paths(cls: type, address: str = "") -> dict[str, str]:
-    """The full path of every key in a tree of attrs classes, by the key; the outer one counts."""
+    """Return the full path of every key in a tree of attrs classes; of equal keys, the outer one wins."""
     paths: dict[str, str] = {}
     for field in init_fields(cls):
         key, expected = option_name(field), field_type(cls, field)

@@ -1,7 +1,7 @@
-"""YAML files and `key=value` overrides into one plain dictionary; OmegaConf merges and interpolates.
+"""Read YAML files and overrides into one plain dictionary; OmegaConf merges and interpolates.
 
-Later files win and replace lists whole; a task or model that a later file names starts anew, without the options of the
-one before. What leads nowhere is a fault, and `INVALID` in its place.
+Values of later files win. A list replaces the list of the file before it. A later file that names another task or model
+does not inherit the options of the one before. A value that cannot be read is a fault, and `INVALID` in the result.
 """
 
 from __future__ import annotations
@@ -18,42 +18,45 @@ from omegaconf.errors import OmegaConfBaseException
 from hooktrainer.config.faults import Faults, first_line
 from hooktrainer.config.overrides import overridden, plain
 from hooktrainer.config.scalars import INVALID
-from hooktrainer.config.short_forms import spelled_out
+from hooktrainer.config.short_forms import Expand
 from hooktrainer.errors import ConfigError, did_you_mean
 
 _KINDS: Final[Mapping[type, str]] = {dict: "mapping", list: "list"}
-_APART: Final = ("task", "model")
-"""Sections whose options belong to what `use` names; engines share theirs."""
-_CHAIN: Final = 30
-"""Interpolated mappings inside of each other; more go round in a circle, which OmegaConf does not notice."""
+_OWN_OPTIONS: Final = ("task", "model")
+"""Sections whose options depend on `use`; engines share most of theirs."""
+_MAX_NESTED: Final = 30
+"""Interpolated mappings inside each other; a longer chain is circular, which OmegaConf does not detect."""
 
 
-def read_files(paths: Sequence[Path], overrides: Iterable[str], faults: Faults) -> dict[str, Any]:
-    """The files merged in order, overrides applied, interpolations resolved.
+def read_files(paths: Sequence[Path], overrides: Iterable[str], expand: Expand, faults: Faults) -> dict[str, Any]:
+    """Return the files merged in order, with overrides applied and interpolations resolved.
 
-    Raises `ConfigError` with all faults of files that cannot be read or merged.
+    Raises `ConfigError` with every fault of files that cannot be read or merged.
     """
     unreadable = Faults()
-    layers = [_read_file(path, unreadable.at(str(path))) for path in paths]
+    layers = [_read_file(path, expand, unreadable.at(str(path))) for path in paths]
     unreadable.raise_if_any()
-    return _finished(_merged(layers, paths), overrides, paths[0].parent, faults)
+    config = overridden(_merged(layers, paths), overrides, expand, faults)
+    return expand(_resolved(config, faults), paths[0].parent)
 
 
-def read_mapping(mapping: Mapping[str, object], overrides: Iterable[str], base: Path, faults: Faults) -> dict[str, Any]:
-    """As `read_files`, for a mapping that Python made."""
+def read_mapping(
+    mapping: Mapping[str, object], overrides: Iterable[str], base: Path, expand: Expand, faults: Faults
+) -> dict[str, Any]:
+    """Return plain data with overrides applied and interpolations resolved; files are relative to `base`."""
     try:
-        config = OmegaConf.create(spelled_out(dict(mapping), base))
+        config = OmegaConf.create(expand(dict(mapping), base))
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"a configuration is plain data: {first_line(error)}") from error
-    return _finished(config, overrides, base, faults)
+    return expand(_resolved(overridden(config, overrides, expand, faults), faults), base)
 
 
 def to_yaml(data: Mapping[str, object]) -> str:
-    """Plain data as YAML that reads back the same, also text that looks like an interpolation."""
+    """Return plain data as YAML that reads back the same; text that looks like an interpolation is escaped."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(dict(data))))
 
 
-def _read_file(path: Path, faults: Faults) -> DictConfig:
+def _read_file(path: Path, expand: Expand, faults: Faults) -> DictConfig:
     config: Any = None
     try:
         config = OmegaConf.load(path)
@@ -75,7 +78,7 @@ def _read_file(path: Path, faults: Faults) -> DictConfig:
     elif isinstance(config, DictConfig):
         if not config:
             faults.add("the file is empty")
-        data: dict[str, Any] = spelled_out(plain(config), path.parent)
+        data: dict[str, Any] = expand(plain(config), path.parent)
         return OmegaConf.create(data)
     return OmegaConf.create()
 
@@ -85,7 +88,7 @@ def _merged(layers: Sequence[DictConfig], paths: Sequence[Path]) -> DictConfig:
     for path, layer in zip(paths, layers, strict=True):
         _clashes(plain(merged), plain(layer), path, faults)
         faults.raise_if_any()
-        for key in _APART:
+        for key in _OWN_OPTIONS:
             if _names_another(merged.get(key), layer.get(key)):
                 del merged[key]
         merged = OmegaConf.merge(merged, layer)  # type: ignore[assignment]
@@ -102,7 +105,7 @@ def _names_another(earlier: Any, later: Any) -> bool:
 
 
 def _clashes(earlier: Any, later: Any, path: Path, faults: Faults) -> None:
-    """Lists and mappings under one key, of which OmegaConf would not say where they are."""
+    """Add a fault where one file has a list and another a mapping; the error of OmegaConf has no address."""
     if isinstance(earlier, dict) and isinstance(later, dict):
         for key in [key for key in earlier if key in later]:
             _clashes(earlier[key], later[key], path, faults.at(key))
@@ -110,20 +113,15 @@ def _clashes(earlier: Any, later: Any, path: Path, faults: Faults) -> None:
         faults.add(f"{path} has a {_KINDS[type(later)]} where an earlier file has a {_KINDS[type(earlier)]}")
 
 
-def _finished(config: DictConfig, overrides: Iterable[str], base: Path, faults: Faults) -> dict[str, Any]:
-    data = _resolved(overridden(config, overrides, faults), faults)
-    return spelled_out(data, base)  # type: ignore[no-any-return]
-
-
 def _resolved(node: DictConfig | ListConfig, faults: Faults, *, followed: int = 0) -> Any:
     if isinstance(node, ListConfig):
-        return [_value(node, place, faults.at(place), followed=followed) for place in range(len(node))]
+        return [_value(node, index, faults.at(index), followed=followed) for index in range(len(node))]
     return {key: _value(node, key, faults.at(key), followed=followed) for key in node}
 
 
 def _value(node: DictConfig | ListConfig, key: Any, faults: Faults, *, followed: int) -> Any:
     if OmegaConf.is_missing(node, key):
-        faults.add("this value must be given; ??? only holds its place")
+        faults.add("a value is required in place of ???")
         return INVALID
     try:
         value = node[key]
@@ -131,15 +129,15 @@ def _value(node: DictConfig | ListConfig, key: Any, faults: Faults, *, followed:
             return value
         if not OmegaConf.is_interpolation(node, key):
             return _resolved(value, faults, followed=followed)
-        if followed == _CHAIN:
+        if followed == _MAX_NESTED:
             raise RecursionError
-        return _resolved(value, faults.trial(), followed=followed + 1)  # its faults are found where it stands
+        return _resolved(value, faults.trial(), followed=followed + 1)  # the section that it refers to has its faults
     except OmegaConfBaseException as error:
         faults.add(first_line(error))
     except RecursionError:
         if followed:
             raise
-        faults.add("this interpolation leads back to itself")
+        faults.add("this interpolation refers to itself")
     return INVALID
 
 

@@ -1,7 +1,7 @@
-"""`key=value` overrides over a configuration.
+"""Apply `key=value` overrides to a configuration.
 
-An override finds a plugin by its instance name (`plugins.staleness.every=2`) or by its place (`plugins.0.every=2`,
-`plugins[0].every=2`). One that leads nowhere is a fault, and left out.
+An override addresses a plugin by its instance name (`plugins.staleness.every=2`) or its index (`plugins.0.every=2`,
+`plugins[0].every=2`). An override with an unknown address is a fault and is left out.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hooktrainer.config.entries import instance_name
 from hooktrainer.config.faults import Faults, first_line
-from hooktrainer.config.short_forms import name_of, spelled_out
+from hooktrainer.config.short_forms import Expand
 from hooktrainer.errors import did_you_mean
 
 
-def overridden(config: DictConfig, overrides: Iterable[str], faults: Faults) -> DictConfig:
-    """The configuration with overrides on top, in their order."""
+def overridden(config: DictConfig, overrides: Iterable[str], expand: Expand, faults: Faults) -> DictConfig:
+    """Return the configuration with the overrides applied in order."""
     for override in overrides:
         key, equals, value = override.partition("=")
         here = faults.at(key)
@@ -34,53 +35,62 @@ def overridden(config: DictConfig, overrides: Iterable[str], faults: Faults) -> 
                 here.add(f"'{value}' is not valid YAML")
             except (OmegaConfBaseException, TypeError, ValueError) as error:
                 here.add(f"cannot be set to '{value}': {first_line(error)}")
-        config = OmegaConf.create(spelled_out(plain(config), Path()))  # an override may bring in a short form
+        config = OmegaConf.create(expand(plain(config), Path()))  # an override may contain a short form
     return config
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """The data in a configuration, interpolations as they are written."""
+    """Return the data of a configuration, with interpolations as they are written."""
     data = OmegaConf.to_container(config, resolve=False)
     assert isinstance(data, dict)
     return data  # type: ignore[return-value]
 
 
 def _path(data: Any, parts: list[str], faults: Faults) -> str | None:
-    """The path with plugin names turned into places; None if a list has no such item."""
-    places = list(parts)
+    """Return the path with plugin names replaced by indices; None if a list has no such item."""
+    path = list(parts)
     for depth, part in enumerate(parts):
         of_plugins = parts[:depth] == ["plugins"]
         if isinstance(data, list) or (of_plugins and data is None):
             items: list[Any] = data or []
-            place = _place_of_plugin(items, part, faults) if of_plugins else _place(items, part, faults)
-            if place is None:
+            index = _index_of_plugin(items, part, faults) if of_plugins else _index(items, part, faults)
+            if index is None:
                 return None
-            places[depth], data = str(place), items[place]
+            path[depth], data = str(index), items[index]
         else:
             data = data.get(part) if isinstance(data, dict) else None
-    return ".".join(places)
+    return ".".join(path)
 
 
-def _place(items: list[Any], part: str, faults: Faults) -> int | None:
+def _index(items: list[Any], part: str, faults: Faults) -> int | None:
     if not part.isdecimal():
-        faults.add(f"an item of a list is named by its place, found '{part}'")
+        faults.add(f"an item of a list is addressed by its index, found '{part}'")
     elif int(part) >= len(items):
-        faults.add(f"there is no item {part}: the list has length {len(items)}, and places count from 0")
+        faults.add(f"there is no item {part}: the list has length {len(items)}, and indices count from 0")
     else:
         return int(part)
     return None
 
 
-def _place_of_plugin(items: list[Any], part: str, faults: Faults) -> int | None:
+def _index_of_plugin(items: list[Any], part: str, faults: Faults) -> int | None:
     if part.isdecimal():
-        return _place(items, part, faults)
-    names = [name_of(item) for item in items]
-    places = [place for place, name in enumerate(names) if name == part]
-    if len(places) > 1:
-        faults.add(f"several plugins have the name '{part}'; give each a `name`, or say which by its place: {places}")
-    elif not places:
+        return _index(items, part, faults)
+    names = [_name(item) for item in items]
+    indices = [index for index, name in enumerate(names) if name == part]
+    if len(indices) > 1:
+        text = f"several plugins have the name '{part}'; give each a `name`, or use one of the indices {indices}"
+        faults.add(text)
+    elif not indices:
         known = [name for name in names if name]
         faults.add(
             f"no plugin has the name '{part}'; there are {', '.join(known) or 'none'}.{did_you_mean(part, known)}"
         )
-    return places[0] if len(places) == 1 else None
+    return indices[0] if len(indices) == 1 else None
+
+
+def _name(item: Any) -> str | None:
+    """Return the instance name of an item of the plugin list; None for an item that is no mapping."""
+    if not isinstance(item, dict):
+        return None
+    name = item.get("name")
+    return name if isinstance(name, str) else instance_name(str(item.get("use")))

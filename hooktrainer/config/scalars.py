@@ -1,6 +1,6 @@
-"""YAML scalars as Python types: strict, except where YAML itself is known to mislead.
+"""Convert YAML scalars to Python types: strictly, except where YAML reads a value differently from how it looks.
 
-Each function returns the value, or `INVALID` with the end of a sentence that says how to write it instead.
+Each function returns the value, or `INVALID` with the end of a sentence that shows how to write it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hooktrainer.errors import did_you_mean
 
 
 class Unread(types.SimpleNamespace):
-    """Stands for a value that a fault was found with; of an object it has the fields that could be read."""
+    """Placeholder for a faulty value; for an object it holds the fields that could be read."""
 
     def __repr__(self) -> str:
         return "???"
@@ -25,12 +25,12 @@ INVALID: Final = Unread()
 
 
 def to_bool(value: Any) -> tuple[Any, str]:
-    """A boolean; 0 and 1 are numbers."""
+    """Convert to a boolean; 0 and 1 are numbers."""
     return (value, "") if isinstance(value, bool) else (INVALID, "; write true or false")
 
 
 def to_int(value: Any) -> tuple[Any, str]:
-    """An integer; a boolean is none."""
+    """Convert to an integer; booleans are refused."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value, ""
     whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
@@ -38,7 +38,7 @@ def to_int(value: Any) -> tuple[Any, str]:
 
 
 def to_float(value: Any) -> tuple[Any, str]:
-    """A finite number, also as text: plain PyYAML reads 1e-3 as text."""
+    """Convert to a finite number; text is accepted, since PyYAML reads 1e-3 as text."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return INVALID, ""
     try:
@@ -49,7 +49,7 @@ def to_float(value: Any) -> tuple[Any, str]:
 
 
 def to_str(value: Any) -> tuple[Any, str]:
-    """Text; a number or boolean is not turned back into text, since what was written is lost (123E4)."""
+    """Convert to text; numbers and booleans are refused, since their spelling is lost (123E4)."""
     if isinstance(value, str):
         return value, ""
     scalar = isinstance(value, (int, float))
@@ -57,14 +57,14 @@ def to_str(value: Any) -> tuple[Any, str]:
 
 
 def to_path(value: Any) -> tuple[Any, str]:
-    """An absolute path, so that a later change of directory does not move it."""
+    """Convert to an absolute path, so that a later change of directory does not affect it."""
     if isinstance(value, (str, Path)) and str(value):
         return Path(value).expanduser().absolute(), ""
     return INVALID, "; write a path"
 
 
 def choose(value: Any, choices: tuple[Any, ...]) -> tuple[Any, str]:
-    """The choice of a `Literal` that a value stands for; YAML reads `on` and `off` as booleans."""
+    """Return the matching choice of a `Literal`; YAML reads `on` and `off` as booleans."""
     word = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
     for choice in choices:
         if any(choice == found and type(choice) is type(found) for found in (value, word)):

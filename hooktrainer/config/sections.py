@@ -1,4 +1,4 @@
-"""The sections of a configuration: one frozen class for each, and the checks between them."""
+"""The sections of a configuration, one frozen class each, and the checks between them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from attrs.validators import ge, le, lt, optional
 
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.config.conversion import HINT
-from hooktrainer.config.entries import Named, PluginEntry, Use
-from hooktrainer.config.fields import field_type
-from hooktrainer.config.short_forms import COMPONENTS
+from hooktrainer.config.entries import PluginEntry, Use
+from hooktrainer.config.fields import field_type, init_fields
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.replay.options import ReplayOptions
@@ -20,7 +19,9 @@ from hooktrainer.replay.options import ReplayOptions
 
 def _is_folder(_instance: object, _attribute: object, value: str) -> None:
     if Path(value).name != value or value in {"", ".."} or "\0" in value:
-        raise ValueError(f"a run is kept in one folder, so its name is not empty and has no '/'; found {value!r}")
+        raise ValueError(
+            f"the name of a run is the name of its directory, so it is not empty and has no '/'; found {value!r}"
+        )
 
 
 def _is_whole_step(trainer: TrainerConfig, _attribute: object, value: int) -> None:
@@ -38,92 +39,108 @@ def _holds_a_mini_batch(config: Config, _attribute: object, replay: ReplayOption
 
 
 def _has_its_critic(config: Config, _attribute: object, algorithm: AlgorithmOptions) -> None:
-    if algorithm.wants_a_critic and config.critic.use == "none":
-        text = f"{algorithm.adv_estimator} needs a critic, and critic.use is none; take value_head or model"
+    if algorithm.needs_a_critic and config.critic.use == "none":
+        text = f"{algorithm.adv_estimator} needs a critic, and critic.use is none; set value_head or model"
         raise ConfigError([Fault("adv_estimator", text)])
 
 
 def _has_a_use(config: Config, _attribute: object, critic: CriticOptions) -> None:
-    if config.algorithm.wants_a_critic is False and critic.use != "none":
+    if config.algorithm.needs_a_critic is False and critic.use != "none":
         name = config.algorithm.adv_estimator
-        text = f"'{critic.use}' would be trained for nothing: algorithm.adv_estimator = {name} asks for no values"
+        text = f"'{critic.use}' has no effect: algorithm.adv_estimator = {name} takes no values of a critic"
         raise ConfigError([Fault("use", text)])
 
 
 @attrs.frozen(kw_only=True)
 class TrainerConfig:
-    """How long the run is, and how its steps are cut."""
+    """The length of the run, and how its steps divide into updates."""
 
     total_steps: int | None = attrs.field(default=None, validator=optional(ge(1)))
-    """Steps, each with one weight sync; until the data ends if left out, which it then must."""
+    """Steps, each with one weight sync. If left out, the run ends with its data, which must then be finite."""
     total_epochs: int = attrs.field(default=1, validator=ge(1))
-    """Passes over the data, joined; the run ends with the data if that is before `total_steps`."""
+    """Passes over the data; the run ends with the last one if that is before `total_steps`."""
     train_batch_size: int = attrs.field(validator=[ge(1), _is_whole_step])
     """Prompts of one step: `parameter_sync_step` x `ppo_mini_batch_size`."""
     ppo_mini_batch_size: int = attrs.field(validator=ge(1))
     """Prompts of one update."""
     parameter_sync_step: int = attrs.field(default=1, validator=ge(1))
-    """P, the updates between two weight syncs."""
+    """P, the updates per step, between two weight syncs."""
     num_warmup_batches: int = attrs.field(default=0, validator=ge(0))
-    """W, the mini-batches that are dispatched before the first update; 0 means that nothing overlaps."""
+    """W, the mini-batches dispatched before the first update; with 0, generation and training do not overlap."""
     intra_op_threads: int | None = attrs.field(default=None, validator=optional([ge(1), le(1024)]))
-    """Threads of one torch operation; torch decides if left out."""
+    """Threads of one torch operation; the default of torch if left out."""
 
 
 @attrs.frozen(kw_only=True)
 class RunConfig:
-    """Where the run is kept."""
+    """The directory of the run, and whether it resumes."""
 
     name: str = attrs.field(validator=_is_folder)
-    """Folder of the run; the name of the YAML file if left out."""
+    """Name of the run's directory; the name of the YAML file if left out."""
     dir: Path = attrs.field(factory=lambda: Path("runs").absolute())
-    """Folder of all runs, relative to the working directory."""
+    """Directory of all runs, relative to the working directory."""
     resume: Literal["off", "auto"] | Path = attrs.field(
-        default="off", metadata={HINT: "It is off, auto, or the path of a checkpoint or of a run that has some."}
+        default="off", metadata={HINT: "It is off, auto, or the path of a checkpoint or of a run with checkpoints."}
     )
-    """`off`: the run starts anew, and what an earlier one left in its folder is kept under another name. `auto`: it
-    goes on from the newest checkpoint in its folder, and starts anew if there is none. A path: it goes on from there.
-    """
+    """`off` starts a new run, and renames the directory of an earlier one. `auto` resumes from the newest checkpoint in
+    the directory, and starts a new run if there is none. A path resumes from that checkpoint or run."""
+
+
+class Once:
+    """Holds an object until it is taken; a copy is empty."""
+
+    def __init__(self) -> None:
+        self._held: list[object] = []
+
+    def put(self, held: object) -> None:
+        """Hold an object."""
+        self._held = [held]
+
+    def take(self) -> object | None:
+        """Return the object and forget it; None if there is none."""
+        return self._held.pop() if self._held else None
+
+    def __reduce__(self) -> tuple[type[Once], tuple[()]]:
+        return Once, ()
 
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """Everything that a run is made from."""
+    """The configuration of a run."""
 
     seed: int = attrs.field(default=0, validator=[ge(0), lt(2**63)])
-    """Seed of everything random."""
+    """Seed of all random generators."""
     task: Use
-    """Where prompts and rewards come from."""
+    """Prompts and their rewards."""
     model: Use
-    """The policy that is trained."""
+    """The policy to train."""
     rollout: Use
-    """The engine that answers prompts, and how it samples."""
+    """The engine that generates answers, and how it samples."""
     algorithm: AlgorithmOptions = attrs.field(factory=AlgorithmOptions, validator=_has_its_critic)
     """How answers become a loss."""
     optim: OptimOptions = attrs.field(factory=OptimOptions)
     """How the loss becomes an update."""
     critic: CriticOptions = attrs.field(factory=CriticOptions, validator=_has_a_use)
-    """What estimates returns, for the algorithms that need it."""
+    """The estimate of returns, for the algorithms that need one."""
     trainer: TrainerConfig
-    """How long the run is, and how its steps are cut."""
+    """The length of the run, and how its steps divide into updates."""
     replay: ReplayOptions = attrs.field(factory=ReplayOptions, validator=_holds_a_mini_batch)
     """The buffer between rollouts and learner."""
     run: RunConfig
-    """Where the run is kept."""
+    """The directory of the run, and whether it resumes."""
     plugins: tuple[PluginEntry, ...] = ()
-    """Everything else that the run does, in the order of the list."""
-
-    @property
-    def named(self) -> Named:
-        """All that it names."""
-        return Named({key: getattr(self, key) for key in COMPONENTS}, self.plugins)
+    """Everything else that the run does; the order breaks ties of priority."""
+    composed: Once = attrs.field(factory=Once, init=False, eq=False, repr=False)
+    """The composition that was built to check this configuration, for the first trainer."""
 
 
 def section_classes() -> dict[str, type]:
-    """The sections that are one class each whatever is named, by key."""
-    types = {field.name: field_type(Config, field) for field in attrs.fields(Config)}
+    """Return the class of every section whose options do not depend on `use`, by key."""
+    types = {field.name: field_type(Config, field) for field in init_fields(Config)}
     return {key: cls for key, cls in types.items() if attrs.has(cls) and cls is not Use}
 
 
-SECTIONS: Final = tuple(field.name for field in attrs.fields(Config))
-"""In the order in which they are written, and their faults shown."""
+SECTIONS: Final = tuple(field.name for field in init_fields(Config))
+"""The sections in the order of `dump` and of faults."""
+COMPONENTS: Final = ("task", "model", "rollout")
+"""The sections that name one class each with `use`."""

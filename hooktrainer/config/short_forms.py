@@ -1,60 +1,55 @@
-"""The short forms of YAML, spelled out, and the names of what they stand for."""
+"""Short forms of YAML as full mappings: `- weight_sync`, and `file.py:Name` relative to the YAML file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from hooktrainer.algorithms.registry import FUNCTIONS
-from hooktrainer.events import snake_case
+from hooktrainer._util.registry import NAMES_A
+from hooktrainer.config.fields import init_fields, option_name
+from hooktrainer.config.sections import COMPONENTS, section_classes
 
-Kind: TypeAlias = Literal["plugins", "tasks", "models", "engines", "sinks"]
-COMPONENTS: Final[Mapping[str, Kind]] = MappingProxyType({"task": "tasks", "model": "models", "rollout": "engines"})
-"""The sections of a configuration that name one class."""
-_FILE_USE: Final = re.compile(r"(?P<file>[^:$][^$]*\.py):\w+")
+Naming: TypeAlias = Callable[[str, str], Collection[str]]
+"""Returns, for a section and the class that its `use` names, the options whose values are names themselves."""
+Expand: TypeAlias = Callable[[dict[str, Any], Path], dict[str, Any]]
+"""Expands the short forms of plain data; relative files are relative to the directory."""
+_FILE_NAME: Final = re.compile(r"(?P<file>[^:$][^$]*\.py):\w+")
 
 
-def spelled_out(data: Any, base: Path) -> Any:
-    """Short forms (`- weight_sync`, `- weight_sync:`) as mappings with `use`, and files beside the YAML absolute."""
-    if not isinstance(data, dict):
-        return data
+def expanded(data: dict[str, Any], base: Path, *, naming: Naming) -> dict[str, Any]:
+    """Return plain data with short forms as mappings with `use`, and with absolute files in all names."""
     plugins = data.get("plugins")
-    changed = {key: _spelled_out(data[key], base) for key in COMPONENTS if key in data}
+    changed: dict[str, Any] = {key: _entry(key, data[key], base, naming) for key in COMPONENTS if key in data}
     if isinstance(plugins, (list, tuple)):
-        changed["plugins"] = [_spelled_out(item, base) for item in plugins]
-    if isinstance(algorithm := data.get("algorithm"), dict):
-        named = {key: _absolute(algorithm[key], base) for key in FUNCTIONS if key in algorithm}
-        changed["algorithm"] = algorithm | named
+        changed["plugins"] = [_entry("plugins", item, base, naming) for item in plugins]
+    for key, cls in section_classes().items():
+        if isinstance(section := data.get(key), dict):
+            named = [option_name(field) for field in init_fields(cls) if NAMES_A in field.metadata]
+            changed[key] = section | {option: _absolute(section[option], base) for option in named if option in section}
     return data | changed
 
 
-def _spelled_out(item: Any, base: Path) -> Any:
+def _entry(section: str, item: Any, base: Path, naming: Naming) -> Any:
+    """Return an item that names a class as a mapping with `use`; anything else as it is."""
     if isinstance(item, str):
         item = {"use": item}
     elif isinstance(item, dict) and list(item.values()) == [None] and "use" not in item:
         item = {"use": next(iter(item))}
-    return item | {"use": _absolute(item["use"], base)} if isinstance(item, dict) and "use" in item else item
+    if not isinstance(item, dict) or "use" not in item:
+        return item
+    use = _absolute(item["use"], base)
+    files = {key: made for key, value in item.items() if key != "use" and (made := _absolute(value, base)) != value}
+    named = naming(section, use) if files and isinstance(use, str) else ()  # only then the class is imported
+    return item | {"use": use} | {key: made for key, made in files.items() if key in named}
 
 
-def _absolute(use: Any, base: Path) -> Any:
-    if isinstance(use, str) and (found := _FILE_USE.fullmatch(use)):
+def _absolute(name: Any, base: Path) -> Any:
+    """Return `file.py:Name`, or each in a list, with the file absolute; other values as they are."""
+    if isinstance(name, list):
+        return [_absolute(item, base) for item in name]
+    if isinstance(name, str) and (found := _FILE_NAME.fullmatch(name)):
         path = base.absolute() / Path(found["file"]).expanduser()
-        return f"{path}:{use.rpartition(':')[2]}"
-    return use
-
-
-def instance_name(use: str) -> str:
-    """The name of an instance that has no `name`: the short name, or the class of a longer `use` in snake case."""
-    _, colon, cls = use.rpartition(":")
-    return snake_case(cls) if colon else use
-
-
-def name_of(item: Any) -> str | None:
-    """The name of the instance that an item of the plugin list stands for; None if it is no entry at all."""
-    if not isinstance(item, dict):
-        return None
-    name = item.get("name")
-    return name if isinstance(name, str) else instance_name(str(item.get("use")))
+        return f"{path}:{name.rpartition(':')[2]}"
+    return name

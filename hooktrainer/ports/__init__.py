@@ -16,13 +16,14 @@ from hooktrainer.ports.groups import (
     Trajectory,
 )
 from hooktrainer.ports.learner import KLControl, Learner
-from hooktrainer.ports.replay import GroupSource, ReplayBuffer, StalenessPolicy
+from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
 from hooktrainer.ports.rollout import RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful
 from hooktrainer.ports.tasks import PromptSource, Task
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightTransport
 
 __all__ = [
+    "STRATEGIES",
     "Ages",
     "Batch",
     "BestMetric",
@@ -47,9 +48,9 @@ __all__ = [
     "RunState",
     "Sink",
     "Snapshot",
-    "StalenessPolicy",
     "Stateful",
     "StoredCheckpoint",
+    "Strategy",
     "Task",
     "Tokens",
     "Trajectory",

@@ -1,41 +1,59 @@
-"""The replay buffer, the part of it that engines use, and the staleness policy that it follows."""
+"""The replay buffer, the part of it that engines use, and the staleness strategy that it follows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
+import attrs
+
+from hooktrainer._util.registry import Kind, check_call
+from hooktrainer.errors import ConfigError
 from hooktrainer.ports.groups import Batch, FailureReason, Group, Prompt, Replacement, Trajectory
 
 
-class StalenessPolicy(Protocol):
-    """What the buffer asks the staleness plugin; pure functions of numbers (`hooktrainer.replay.strategies`)."""
+@attrs.frozen
+class Strategy:
+    """Base of all staleness strategies: pure functions of numbers that the replay buffer calls.
 
-    @property
-    def in_order(self) -> bool:
-        """Whether sampling waits for the head of the line."""
-        ...
+    S = k - p + 1 is the staleness of a group in step k, where 1 is fresh. The base evicts nothing, waits for nothing
+    and has no budget; a subclass overrides the methods that it needs.
+    """
 
-    @property
-    def requeues(self) -> bool:
-        """Whether the prompt of an evicted group is dispatched again."""
-        ...
+    threshold: int = 1
+    """T, the threshold."""
+    in_order: bool = False
+    """Whether sampling waits for the oldest group, instead of passing over groups that are not finished."""
 
-    def evicts(self, staleness: int) -> bool:
-        """Whether a finished group is thrown away when it is sampled; if S is, all above are."""
-        ...
+    requeues: ClassVar[bool] = False
+    """Whether the prompt of an evicted group is dispatched again."""
 
-    def waits_for(self, staleness: int) -> bool:
-        """Whether sampling blocks while an unfinished group has this staleness; if S does, all above do."""
-        ...
+    def evicts(self, staleness: int) -> bool:  # noqa: ARG002 (the base evicts nothing)
+        """Return whether sampling evicts a finished group with this staleness; if so, it must for every larger one."""
+        return False
 
-    def budget(self, *, version: int, trained: int, outstanding: int, per_step: int) -> int | None:
-        """Groups that may be dispatched now; None leaves dispatch to warm-up, iterations and replacements.
+    def waits_for(self, staleness: int) -> bool:  # noqa: ARG002 (the base never waits)
+        """Return whether sampling waits for an unfinished group with this staleness; if so, it must for larger ones."""
+        return False
 
-        `per_step` is the groups of a step; after a resume with another one, `trained` is as if it had always been so.
+    def budget(self, *, version: int, trained: int, outstanding: int, per_step: int) -> int | None:  # noqa: ARG002
+        """Return how many groups may be dispatched now; None leaves that to warm-up, iterations and replacements.
+
+        `per_step` is the number of groups in a step. After a resume with another one, `trained` is scaled to it.
         """
-        ...
+        return None
+
+
+def _check_strategy(found: type, where: str) -> None:
+    if not issubclass(found, Strategy):
+        text = f"{found.__name__} of {where} is not a strategy: it must be a subclass of hooktrainer.ports.Strategy"
+        raise ConfigError(text)
+    check_call(found, where, "strategy", threshold=1, in_order=False)
+
+
+STRATEGIES: Final = Kind[type[Strategy]]("strategy", group="hooktrainer.strategies", check=_check_strategy)
+"""The staleness strategies that a configuration can name."""
 
 
 class GroupSource(Protocol):
@@ -71,8 +89,8 @@ class ReplayBuffer(GroupSource, Protocol):
         """Return the published version, which new groups are stamped with."""
         ...
 
-    def set_policy(self, policy: StalenessPolicy) -> None:
-        """Set the staleness policy."""
+    def set_policy(self, policy: Strategy) -> None:
+        """Set the staleness strategy."""
         ...
 
     def set_filter(self, keep: Callable[[Group], bool]) -> None:

@@ -14,14 +14,13 @@ from typing import Any, Final
 
 from hooktrainer.errors import LedgerError, RolloutError, StarvedError
 from hooktrainer.metrics import Last, Metric
-from hooktrainer.ports import Batch, Clock, Group, Prompt, Replacement, StalenessPolicy
+from hooktrainer.ports import Batch, Clock, Group, Prompt, Replacement, Strategy
 from hooktrainer.replay.failures import Failures
 from hooktrainer.replay.ledger import Ledger
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.queue import pack_queue, unpack_queue
 from hooktrainer.replay.source import BaseGroupSource
 from hooktrainer.replay.statistics import ReplayStatistics
-from hooktrainer.replay.strategies import Strategy
 
 _LOG: Final = logging.getLogger("hooktrainer")
 REMINDER_S: Final = 60.0
@@ -39,7 +38,7 @@ class GroupBuffer(BaseGroupSource):
     ) -> None:
         super().__init__(limits, clock=clock)
         self._strict = strict
-        self._policy: StalenessPolicy = Strategy()
+        self._policy: Strategy = Strategy()
         self._version = 0
         self._next_number = 0
         self._groups_per_step = 0
@@ -52,7 +51,7 @@ class GroupBuffer(BaseGroupSource):
         with self._lock:
             return self._version
 
-    def set_policy(self, policy: StalenessPolicy) -> None:
+    def set_policy(self, policy: Strategy) -> None:
         """Set the staleness strategy."""
         with self._lock:
             self._policy = policy

@@ -1,110 +1,127 @@
-"""What a configuration names, built and checked without torch: components, plugins and their plan."""
+"""Compose a run: build the components and plugins that a configuration names, check them, and plan their handlers.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, cast
 
 import attrs
 
 from hooktrainer.bus.binding import CONFIGURED_PORTS, port_faults
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import RESTORED, Plan
+from hooktrainer.config import Config, PluginEntry, Use
 from hooktrainer.config.conversion import convert, read_fields, salvaged
-from hooktrainer.config.entries import Named, PluginEntry, Use
 from hooktrainer.config.faults import Faults, shown
-from hooktrainer.config.fields import field_type, init_fields, key_paths, option_name
+from hooktrainer.config.fields import init_fields, key_paths, option_name
 from hooktrainer.config.scalars import INVALID, Unread
-from hooktrainer.config.sections import SECTIONS, Config
-from hooktrainer.config.short_forms import COMPONENTS, Kind
+from hooktrainer.config.sections import COMPONENTS, SECTIONS
 from hooktrainer.errors import ConfigError, PlanError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import Plugin, option_fields, port_fields
-from hooktrainer.ports import Sink
-from hooktrainer.run import registry
-from hooktrainer.run.option_docs import option_paths
-
-_KIND_OF_PORT: Final[Mapping[object, Kind]] = {Sink: "sinks"}
+from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths, port_kind
 
 
-@attrs.frozen
-class Parts:
-    """What the configuration names, built; nothing here imported torch."""
+@attrs.frozen(kw_only=True, eq=False)
+class Composition:
+    """A checked configuration with the objects that it names; plugins have state, so it is for one run."""
 
+    config: Config
     task: Any
     model: Any
+    """Options of the model, which `build` makes."""
     rollout: Any
+    """Options of the rollout engine, which `build` makes."""
     plan: Plan
+    """The handlers of all plugins in running order."""
 
 
-def build_parts(config: Config) -> Parts:
-    """Components, plugins and their plan. Raises `ConfigError` with every fault, as `load_config` does."""
-    faults = Faults(elsewhere=lambda: key_paths_of(config.named))
-    parts = assemble(config.named, config, faults)
-    faults.raise_if_any(SECTIONS)
-    return parts
+def composition_of(config: Config) -> Composition:
+    """Return the composition that `load_config` built for this configuration; each later call composes again."""
+    composed = config.composed.take()
+    return composed if isinstance(composed, Composition) else compose(config)
 
 
-def assemble(named: Named, config: Config | Unread, faults: Faults) -> Parts:
-    """Build what is named as far as it goes, and take note of all that is wrong with it or does not fit together."""
-    components = {
-        key: _component(kind, named.components[key], faults.at(key)) if key in named.components else INVALID
-        for key, kind in COMPONENTS.items()
-    }
-    _check_end(config, components["task"], faults)
-    _check_answers(config, components["rollout"], faults)
-    enabled = [entry for entry in named.plugins if entry.enabled]
-    built = [_entry(entry, config, attrs.evolve(faults, address=entry.address)) for entry in enabled]
-    entries = [entry for entry in built if entry is not None]
+def compose(config: Config | Unread, faults: Faults | None = None) -> Composition:
+    """Build each component and plugin, and the plan, once.
+
+    `faults` are those of reading the configuration, which may have failed in parts. Raises `ConfigError` with all of
+    them, and with every fault found here.
+    """
+    if faults is None:
+        faults = Faults(elsewhere=lambda: paths_of_keys(_classes_of(config)))
+    built = {key: _component(key, getattr(config, key, INVALID), faults.at(key)) for key in COMPONENTS}
+    plugins = getattr(config, "plugins", INVALID)
+    items = plugins if isinstance(plugins, tuple) else getattr(plugins, "items", [INVALID])
+    _check_end(config, built["task"], faults)
+    _check_answers(config, built["rollout"], faults)
+    readable = [item for item in items if isinstance(item, PluginEntry)]
+    enabled = [item for item in readable if item.enabled]
+    entries = list(filter(None, (_entry(item, config, attrs.evolve(faults, address=item.address)) for item in enabled)))
     faults.found.extend(fault for entry in entries for fault in port_faults(entry, CONFIGURED_PORTS))
-    plan = Plan()
+    complete = len(readable) == len(items) and len(entries) == len(enabled)
+    plan = _plan(entries, config, faults, complete=complete)
+    faults.raise_if_any(SECTIONS)
+    return Composition(config=cast("Config", config), plan=plan, **built)
+
+
+def paths_of_keys(classes: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the full path of every key that a configuration can have.
+
+    `classes` has the name of the class for each address (`task`, `plugins.staleness`).
+    """
+    return key_paths(Config) | option_paths(classes)
+
+
+def _classes_of(config: Config | Unread) -> dict[str, str]:
+    components = {key: use.use for key in COMPONENTS if isinstance(use := getattr(config, key, None), Use)}
+    return components | {f"plugins.{entry.name}": entry.use for entry in getattr(config, "plugins", ())}
+
+
+def _component(section: str, use: Use | Unread, faults: Faults) -> Any:
+    if isinstance(use, Unread):
+        return INVALID
     try:
-        plan = Plan.build(entries, complete=named.complete and len(entries) == len(built))
-    except PlanError as error:
-        faults.absorb(error)
-    else:
-        _check_resume(config, plan, faults)
-    return Parts(**components, plan=plan)
-
-
-def key_paths_of(named: Named) -> Mapping[str, str]:
-    """The full path of every key that a configuration can have, by the key."""
-    return key_paths(Config) | option_paths(named.classes())
-
-
-def _component(kind: Kind, use: Use, faults: Faults) -> Any:
-    try:
-        cls = registry.resolve(kind, use.use)
+        cls = KIND_OF_SECTION[section].resolve(use.use)
     except ConfigError as error:
         faults.absorb(error)
         return INVALID
     return read_fields(cls, init_fields(cls), use.options, faults, use.use)
 
 
-def _check_end(config: Config | Unread, task: Any, faults: Faults) -> None:
-    with suppress(AttributeError):  # it could not be read
-        if config.trainer.total_steps is None and task.size is None:
-            text = "missing, and the task never ends; give trainer.total_steps, or end the data with task.size"
-            faults.at("trainer.total_steps").add(f"{text} (the prompts of one epoch) and trainer.total_epochs")
-
-
-def _check_resume(config: Config | Unread, plan: Plan, faults: Faults) -> None:
-    with suppress(AttributeError):  # it could not be read
+def _plan(entries: list[PlacedPlugin], config: Config | Unread, faults: Faults, *, complete: bool) -> Plan:
+    try:
+        plan = Plan.build(entries, complete=complete)
+    except PlanError as error:
+        faults.absorb(error)
+        return Plan()
+    with suppress(AttributeError):  # an option that could not be read
         restores = any(RESTORED in handler.makes for handler in plan.handlers[FitStart])
         if config.run.resume != "off" and not restores:
-            text = f"{shown(str(config.run.resume))}, but no plugin restores anything. Add checkpoint to the plugins."
+            text = (
+                f"{shown(str(config.run.resume))}, but no plugin restores a checkpoint. Add checkpoint to the plugins."
+            )
             faults.at("run.resume").add(text)
+    return plan
+
+
+def _check_end(config: Config | Unread, task: Any, faults: Faults) -> None:
+    with suppress(AttributeError):  # an option that could not be read
+        if config.trainer.total_steps is None and task.size is None:
+            text = "missing, and the task never ends; set trainer.total_steps, or limit the data with task.size"
+            faults.at("trainer.total_steps").add(f"{text} (the prompts of one epoch) and trainer.total_epochs")
 
 
 def _check_answers(config: Config | Unread, rollout: Any, faults: Faults) -> None:
     with suppress(AttributeError):
         if rollout.n == 1 and config.algorithm.compares_answers:
-            text = (
-                f"'{config.algorithm.adv_estimator}' compares the answers of a prompt, so that with one every advantage"
-            )
-            faults.at("rollout.n").add(f"{text} is 0; sample more, or take reinforce_plus_plus or gae")
+            name = config.algorithm.adv_estimator
+            text = f"'{name}' compares the answers to a prompt, so that with one answer every advantage is 0"
+            faults.at("rollout.n").add(f"{text}; raise rollout.n, or use reinforce_plus_plus or gae")
     with suppress(AttributeError, TypeError):
         buffer, longest = config.algorithm.overlong_buffer, rollout.max_response_length
         if buffer is not None and buffer > longest:
@@ -113,9 +130,9 @@ def _check_answers(config: Config | Unread, rollout: Any, faults: Faults) -> Non
 
 
 def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> PlacedPlugin | None:
-    """A plugin in its place, with defaults for options that are at fault; None if it cannot be built at all."""
+    """Build a plugin, with defaults for options with faults; return None if that is impossible."""
     try:
-        cls: type[Plugin] = registry.resolve("plugins", entry.use)
+        cls: type[Plugin] = PLUGINS.resolve(entry.use)
     except ConfigError as error:
         faults.absorb(error)
         return None
@@ -128,7 +145,7 @@ def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Place
         if entry.options.get(key) is not None:
             names = _port_names(cls, field, entry.options[key], faults.at(key))
             if plugin is not None:
-                setattr(plugin, field.name, names)  # bound to objects once there are any
+                setattr(plugin, field.name, names)  # the trainer replaces the names by objects
     if plugin is None:
         return None
     if plugin is found and isinstance(config, Config):
@@ -139,25 +156,27 @@ def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Place
 def _check(plugin: Plugin, config: Config, faults: Faults) -> None:
     before = len(faults)
     try:
-        said: Any = plugin.check(config)
-        for sentence in [said] if isinstance(said, str) else said or ():
-            faults.add(sentence if isinstance(sentence, str) else f"check gives sentences, found {shown(sentence)}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a plugin raises is a fault with its address)
-        if not before:  # otherwise it may come of a fault that is known
+        for sentence in _sentences(plugin.check(config)):
+            faults.add(sentence if isinstance(sentence, str) else f"check returns sentences, found {shown(sentence)}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (any error of a check is a fault with the plugin's address)
+        if not before:  # otherwise a fault that is known may have caused it
             faults.absorb(error)
 
 
-def _port_names(cls: type, field: attrs.Attribute[Any], value: object, faults: Faults) -> tuple[str, ...]:
+def _sentences(returned: Any) -> Iterator[Any]:
+    yield from [returned] if isinstance(returned, str) else returned or ()
+
+
+def _port_names(cls: type[Plugin], field: attrs.Attribute[Any], value: object, faults: Faults) -> tuple[str, ...]:
     names = convert(value, tuple[str, ...], faults)
     if not isinstance(names, tuple):
         return ()
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         try:
-            wanted = next(iter(typing.get_args(field_type(cls, field))), None)
-            if wanted in _KIND_OF_PORT:
-                registry.check_name(_KIND_OF_PORT[wanted], name)
+            if (kind := port_kind(cls, field)) is not None:
+                kind.check_name(name)
         except ConfigError as error:
-            faults.at(place).absorb(error)
-        if name in names[:place]:
-            faults.at(place).add(f"'{name}' is listed twice")
+            faults.at(index).absorb(error)
+        if name in names[:index]:
+            faults.at(index).add(f"'{name}' is listed twice")
     return names

@@ -1,67 +1,100 @@
-"""From YAML to a checked configuration, and back."""
+"""Load a configuration from YAML files or plain data, and write it as YAML."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
+from hooktrainer.config import Config, PluginEntry
 from hooktrainer.config.conversion import read
-from hooktrainer.config.entries import Named, PluginEntry
+from hooktrainer.config.entries import instance_name
 from hooktrainer.config.faults import Faults
 from hooktrainer.config.files import read_files, read_mapping, to_yaml
-from hooktrainer.config.sections import SECTIONS, Config
-from hooktrainer.config.short_forms import COMPONENTS, instance_name
+from hooktrainer.config.sections import COMPONENTS, SECTIONS
+from hooktrainer.config.short_forms import expanded
 from hooktrainer.errors import ConfigError
-from hooktrainer.run.composition import assemble, key_paths_of
+from hooktrainer.run.composition import Composition, compose, paths_of_keys
+from hooktrainer.run.registry import naming_options
+
+_EXPAND: Final = partial(expanded, naming=naming_options)
 
 
 class ConfigWarning(UserWarning):
-    """The configuration loads, but is hardly what was meant."""
+    """The configuration is valid, but probably not as intended."""
 
 
 def load_config(*paths: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The configuration in YAML files, later ones on top, with `key=value` overrides.
+    """Return the configuration in YAML files, merged in order, with `key=value` overrides.
 
-    All that can be checked without a model is checked, also the options of what it names and the plan of its plugins,
-    whose modules are imported. Raises `ConfigError` with every fault. Warns (`ConfigWarning`) without plugins, since
-    nothing logs or syncs then.
+    Imports the classes that it names, and checks everything that needs no model: the options of plugins and components
+    too, and the plan. Raises `ConfigError` with every fault. Warns (`ConfigWarning`) if no plugin is enabled, since
+    nothing logs or syncs weights then.
     """
-    if not paths:
-        raise ConfigError("no configuration file was given")
-    files, faults = [Path(path) for path in paths], Faults()
-    return _checked(read_files(files, overrides, faults), faults, files[0].stem)
+    return _handed_over(_warned(_read(paths, overrides)))
+
+
+def load(*paths: str | Path, overrides: Iterable[str] = ()) -> Composition:
+    """Return the composition of the configuration that `load_config` returns."""
+    return _warned(_read(paths, overrides))
 
 
 def config_from_mapping(
     mapping: Mapping[str, object], *, name: str = "run", overrides: Iterable[str] = (), base: Path | None = None
 ) -> Config:
-    """As `load_config`, from plain data; `name` is the run's unless it has one, files are relative to `base`."""
+    """Return the configuration in plain data, checked as `load_config` does.
+
+    `name` is the default of `run.name`; files are relative to `base`, or to the working directory.
+    """
     faults = Faults()
-    return _checked(read_mapping(mapping, overrides, base or Path(), faults), faults, name)
+    data = read_mapping(mapping, overrides, base or Path(), _EXPAND, faults)
+    return _handed_over(_warned(_composed(data, faults, name)))
 
 
-def _checked(data: dict[str, Any], faults: Faults, name: str) -> Config:
+def _read(paths: Sequence[str | Path], overrides: Iterable[str]) -> Composition:
+    if not paths:
+        raise ConfigError("no configuration file was given")
+    files, faults = [Path(path) for path in paths], Faults()
+    return _composed(read_files(files, overrides, _EXPAND, faults), faults, files[0].stem)
+
+
+def _composed(data: dict[str, Any], faults: Faults, name: str) -> Composition:
     run = data.get("run")
     if run is None or (isinstance(run, dict) and run.get("name") is None):
         data["run"] = {**(run or {}), "name": name}
-    named = Named.in_data(data)
-    faults = attrs.evolve(faults, elsewhere=lambda: key_paths_of(named))
-    config = read(Config, data, faults)
-    assemble(named, config, faults)
-    faults.raise_if_any(SECTIONS)
-    assert isinstance(config, Config)
-    if not any(entry.enabled for entry in config.plugins):
-        warnings.warn("no plugin is enabled: nothing logs, and nothing syncs weights", ConfigWarning, stacklevel=3)
-    return config
+    faults = attrs.evolve(faults, elsewhere=lambda: paths_of_keys(_classes_in(data)))
+    return compose(read(Config, data, faults), faults)
+
+
+def _warned(composition: Composition) -> Composition:
+    if not composition.plan.plugins:
+        text = "no plugin is enabled: nothing logs, and nothing syncs weights"
+        warnings.warn(text, ConfigWarning, stacklevel=3)  # the caller of the public function
+    return composition
+
+
+def _handed_over(composition: Composition) -> Config:
+    composition.config.composed.put(composition)
+    return composition.config
+
+
+def _classes_in(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name of the class for each address that has one, in data that may have faults."""
+    plugins = data.get("plugins")
+    items = {key: data.get(key) for key in COMPONENTS}
+    for item in plugins if isinstance(plugins, list) else ():
+        if isinstance(item, dict):
+            items[f"plugins.{item.get('name') or instance_name(str(item.get('use')))}"] = item
+    return {key: str(item["use"]) for key, item in items.items() if isinstance(item, dict) and "use" in item}
 
 
 def dump(config: Config) -> str:
-    """The configuration as YAML; loading it gives an equal one."""
-    sections = attrs.asdict(config, recurse=False)
+    """Return the configuration as YAML; loading it gives an equal one."""
+    sections = {key: getattr(config, key) for key in SECTIONS}
     data = {key: attrs.asdict(value) if attrs.has(type(value)) else value for key, value in sections.items()}
     for key in COMPONENTS:
         data[key] = {"use": data[key]["use"], **data[key]["options"]}

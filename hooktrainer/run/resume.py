@@ -1,4 +1,4 @@
-"""What a run that goes on does otherwise than before, in one line."""
+"""Check where a run resumes from, and warn about settings that differ from those of the earlier run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ from typing import Any, Final, Literal
 
 import yaml  # type: ignore[import-untyped]
 
+from hooktrainer.checkpoint.store import has_checkpoint
+from hooktrainer.errors import ConfigError, Fault, did_you_mean
+
 _LOG: Final = logging.getLogger("hooktrainer")
-_SHOWN: Final = 8
+_MAX_SHOWN: Final = 8
 _EXPECTED: Final = ("run.", "trainer.total_steps", "trainer.total_epochs")
-"""What a resume is there to change."""
+"""Settings that a resume usually changes."""
 
 
-def config_before(directory: Path | None, resume: Literal["auto"] | Path) -> str | None:
-    """The configuration that a run was last made with, as far as it is known."""
+def check_resume(resume: Literal["off", "auto"] | Path) -> None:
+    """Raise `ConfigError` if `resume` is a path without a checkpoint; the checkpoint plugin reads it later."""
+    if isinstance(resume, Path) and not has_checkpoint(resume):
+        found = "no checkpoint" if resume.exists() else "nothing"
+        text = f"there is {found} at {resume}; it is off, auto, or the path of a checkpoint or of a run"
+        hint = did_you_mean(resume.name, ("off", "auto"))
+        raise ConfigError([Fault("run.resume", f"{text}.{hint}")])
+
+
+def previous_config(directory: Path | None, resume: Literal["auto"] | Path) -> str | None:
+    """Return the `config.yaml` of the run to resume; None if there is none."""
     places = [directory] if resume == "auto" else [resume, resume.parent, resume.parent.parent]
     for place in places:
         if place is not None and (path := place / "config.yaml").is_file():
@@ -24,13 +36,13 @@ def config_before(directory: Path | None, resume: Literal["auto"] | Path) -> str
     return None
 
 
-def say_changes(before: str | None, now: str) -> None:
-    """Name the settings that differ, since a resume is no proof that they may."""
+def warn_of_changes(before: str | None, now: str) -> None:
+    """Warn with the settings that differ between two configurations."""
     if before is None:
         return
     try:
         old, new = (dict(_flat(yaml.safe_load(text))) for text in (before, now))
-    except yaml.YAMLError:  # somebody's edit; it is replaced
+    except yaml.YAMLError:  # edited by hand; the run replaces the file
         return
     changes = [
         f"{key} {old.get(key, '(none)')} -> {new.get(key, '(none)')}"
@@ -38,12 +50,12 @@ def say_changes(before: str | None, now: str) -> None:
         if old.get(key, "(none)") != new.get(key, "(none)") and not key.startswith(_EXPECTED)
     ]
     if changes:
-        more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-        _LOG.warning("it goes on with other settings than before: %s%s", ", ".join(changes[:_SHOWN]), more)
+        more = f", and {len(changes) - _MAX_SHOWN} more" if len(changes) > _MAX_SHOWN else ""
+        _LOG.warning("the run resumes with changed settings: %s%s", ", ".join(changes[:_MAX_SHOWN]), more)
 
 
 def _flat(value: Any, address: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its address; a plugin's by its name."""
+    """Yield every setting by its address; plugins are addressed by name."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(item, f"{address}.{key}" if address else str(key))

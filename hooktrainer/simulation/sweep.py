@@ -1,4 +1,4 @@
-"""A configuration in many settings: thresholds times workers, one simulated run each."""
+"""Simulate one run for every combination of thresholds and workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError, RunError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import option_fields
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import Composition, compose
 from hooktrainer.simulation.outcome import Outcome
 from hooktrainer.simulation.run import Simulation
 from hooktrainer.simulation.schedule import Schedule
@@ -24,10 +24,10 @@ THRESHOLD: Final = "max_off_policy_threshold"
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One setting and what came of it."""
+    """One setting and its outcome."""
 
     threshold: int | None
-    """T; None if no plugin has one."""
+    """T; None if no plugin has this option."""
     workers: int
     groups_at_once: int
     outcome: Outcome | None = None
@@ -36,27 +36,27 @@ class Row:
 
 
 def sweep(
-    config: Config,
+    composition: Composition,
     schedule: Schedule,
     *,
     steps: int,
     thresholds: Sequence[int] = (),
     workers: Sequence[int] = (),
 ) -> Iterator[Row]:
-    """Run every setting on the same times; without thresholds or workers, with those of the configuration.
+    """Run every setting with the same times; thresholds and workers default to those of the configuration.
 
-    A setting that is refused or starves gives a row that says why. Raises `ConfigError` if the configuration itself is
-    wrong, or nothing in it has a threshold.
+    The row of a setting that is refused or starves has a reason instead of an outcome. Raises `ConfigError` for
+    thresholds if no plugin takes one.
     """
-    parts = build_parts(config)
-    name, threshold = _threshold(parts.plan)
+    config, rollout = composition.config, composition.rollout
+    name, threshold = _threshold(composition.plan)
     if thresholds and name is None:
         raise ConfigError(
             f"--thresholds needs a plugin that makes '{POLICY}' and has the option {THRESHOLD}; add staleness"
         )
     for chosen in dict.fromkeys(thresholds or (threshold,)):
-        for count in dict.fromkeys(workers or (getattr(parts.rollout, "workers", 1),)):
-            groups_at_once = count * groups_per_worker(parts.rollout)
+        for count in dict.fromkeys(workers or (getattr(rollout, "workers", 1),)):
+            groups_at_once = count * groups_per_worker(rollout)
             found = Row(threshold=chosen, workers=count, groups_at_once=groups_at_once)
             try:
                 yield attrs.evolve(found, outcome=_outcome(config, name, found, schedule, steps))
@@ -65,14 +65,14 @@ def sweep(
 
 
 def groups_per_worker(rollout: Any) -> int:
-    """Groups that one worker of the engine generates at once."""
+    """Return how many groups one worker of the engine generates at once."""
     if getattr(rollout, "batching", "group") == "group":
         return 1
     return max(1, int(rollout.slots) // int(rollout.n))
 
 
 def policy_entries(plan: Plan) -> tuple[PlacedPlugin, ...]:
-    """The plugins that set the staleness strategy."""
+    """Return the plugins that set the staleness strategy."""
     return tuple(dict.fromkeys(handler.owner for handler in plan.handlers[FitStart] if POLICY in handler.makes))
 
 
@@ -88,13 +88,13 @@ def _outcome(config: Config, name: str | None, row: Row, schedule: Schedule, ste
         attrs.evolve(entry, options={**entry.options, THRESHOLD: row.threshold}) if entry.name == name else entry
         for entry in config.plugins
     )
-    parts = build_parts(attrs.evolve(config, plugins=plugins))
+    composition = compose(attrs.evolve(config, plugins=plugins))
     return Simulation(
         config=attrs.evolve(config.trainer, total_steps=steps),
-        plugins=policy_entries(parts.plan),
+        plugins=policy_entries(composition.plan),
         schedule=schedule,
         limits=config.replay,
         groups_at_once=row.groups_at_once,
-        # An engine without workers of its own is served by the loop, while that waits.
-        overlaps=hasattr(parts.rollout, "workers"),
+        # An engine without workers generates on the thread of the loop, while the loop waits for groups.
+        overlaps=hasattr(composition.rollout, "workers"),
     ).run()

@@ -19,7 +19,7 @@ from hooktrainer.errors import CheckpointError, PlanError
 from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
 from hooktrainer.ports import KLControl, Snapshot
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.run.option_docs import options_of
 from hooktrainer.testing.fake_bus import STANDARD, FakeBus
@@ -148,7 +148,7 @@ def _run(
     sizes = {"train_batch_size": iterations, "ppo_mini_batch_size": 1, "parameter_sync_step": iterations}
     config = TrainerConfig(total_steps=steps, **sizes)
     named = {"task": "sort_digits", "model": "decoder", "rollout": "inline"}  # never built: the ports are fakes
-    entries = build_parts(
+    entries = composition_of(
         config_from_mapping({**named, "trainer": attrs.asdict(config), "plugins": [*plugins]})
     ).plan.plugins
     sinks = {name: FakeSink() for entry in entries for name in _named(entry)}

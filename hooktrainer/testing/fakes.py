@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from hooktrainer.metrics.record import Row
-from hooktrainer.ports import Clock, Floats, Group, Prompt, StalenessPolicy, Tokens
+from hooktrainer.ports import Clock, Floats, Group, Prompt, Strategy, Tokens
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.testing.fake_engine import scores_of
@@ -92,7 +92,7 @@ class FakeBuffer(GroupBuffer):
         super().__init__(limits, clock=clock, strict=True)
 
     @property
-    def policy(self) -> StalenessPolicy:
+    def policy(self) -> Strategy:
         """What the staleness plugin handed over."""
         return self._policy
 

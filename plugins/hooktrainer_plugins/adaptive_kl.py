@@ -14,7 +14,7 @@ from hooktrainer.plugin import port
 from hooktrainer.ports import KLControl
 
 if TYPE_CHECKING:
-    from hooktrainer.config import Config
+    from hooktrainer import Config
 
 MEASURED: Final = ("actor/kl", "actor/reward_kl_penalty")
 """Where a learner reports the mean of the divergence over tokens, if it is in the loss or in the reward."""

@@ -17,7 +17,7 @@ from hooktrainer.plugin import port, state
 from hooktrainer.ports import Group, ReplayBuffer
 
 if TYPE_CHECKING:
-    from hooktrainer.config import Config
+    from hooktrainer import Config
 
 _LOG: Final = logging.getLogger("hooktrainer")
 PREFIX: Final = "training/dynamic_sampling"

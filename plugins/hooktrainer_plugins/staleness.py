@@ -1,4 +1,4 @@
-"""Bound how old the data may be that is trained on, and report how old it was."""
+"""Bound the staleness of training data, and report it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import FitStart, IterationEnd, StepEnd
 from hooktrainer.metrics import Max, Mean, Metric, Min, Sum, plain
 from hooktrainer.plugin import port
-from hooktrainer.ports import ReplayBuffer
-from hooktrainer.replay.strategies import Strategy, strategy
+from hooktrainer.ports import STRATEGIES, ReplayBuffer, Strategy
 
 if TYPE_CHECKING:
-    from hooktrainer.config import Config
+    from hooktrainer import Config
 
 _LOG: Final = logging.getLogger("hooktrainer")
 PREFIX: Final = "training/off_policy"
@@ -28,52 +27,53 @@ class Staleness(Plugin):
     """Set the staleness strategy of the replay buffer; S = k - p + 1, so 1 is fresh."""
 
     max_off_policy_threshold: int = attrs.field(default=4, validator=attrs.validators.ge(1))
-    """T, the largest staleness that counts as fresh enough; S starts at 1, so T does too."""
+    """T, the largest staleness that counts as fresh enough; the smallest staleness is 1."""
 
-    max_off_policy_strategy: str = "drop"
-    """`drop` evicts finished groups with S > T; `requeue` does too, but dispatches their prompts again; `wait` blocks
-    sampling while an unfinished group has S >= T; `pace` dispatches no more than T steps can use. Or a strategy of your
-    own, `package.module:name`."""
+    max_off_policy_strategy: str = STRATEGIES.option("drop")
+    """`drop` evicts finished groups with S > T; `requeue` does too, and dispatches their prompts again; `wait` blocks
+    sampling while an unfinished group has S >= T; `pace` dispatches no more than T steps can use. Or a subclass of
+    `hooktrainer.ports.Strategy`, as `package.module:Class` or `file.py:Class`."""
 
     in_order: bool = False
-    """Sample in the order of dispatch without passing over what is not finished."""
+    """Sample in the order of dispatch, without passing over groups that are not finished."""
 
     length_bias_band: tuple[float, float] = (0.8, 1.25)
-    """Where the mean length of trained over generated answers may be before a warning."""
+    """Range of the mean length of trained over generated answers without a warning."""
 
     buffer: ReplayBuffer = port()
     _strategy: Strategy = attrs.field(init=False, repr=False)
     _warned: bool = attrs.field(default=False, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        self._strategy = strategy(self.max_off_policy_strategy, self.max_off_policy_threshold, in_order=self.in_order)
+        strategy = STRATEGIES.resolve(self.max_off_policy_strategy)
+        self._strategy = strategy(self.max_off_policy_threshold, self.in_order)
 
     def check(self, config: Config) -> Iterable[str]:
-        """Refuse a warm-up that the strategy makes useless or evicts in every step."""
+        """Refuse a warm-up that the strategy ignores, or evicts in every step."""
         warmup, per_step = config.trainer.num_warmup_batches, config.trainer.parameter_sync_step
         oldest = 1 + -(-warmup // per_step)
         if self._strategy.evicts(oldest):
             allowed = per_step * (self.max_off_policy_threshold - 1)
             yield (
                 f"num_warmup_batches = {warmup} is more than parameter_sync_step x (max_off_policy_threshold - 1) = "
-                f"{per_step} x {self.max_off_policy_threshold - 1} = {allowed}: every step would evict what was "
-                f"dispatched ahead. Raise the threshold to {oldest} or lower W to {allowed}."
+                f"{per_step} x {self.max_off_policy_threshold - 1} = {allowed}: every step would evict "
+                f"groups that were dispatched ahead. Raise the threshold to {oldest} or lower W to {allowed}."
             )
         per_batch = config.trainer.train_batch_size
         if warmup and self._strategy.budget(version=0, trained=0, outstanding=0, per_step=per_batch) is not None:
             yield (
-                f"num_warmup_batches = {warmup} does nothing here: '{self.max_off_policy_strategy}' dispatches by its "
+                f"num_warmup_batches = {warmup} has no effect: '{self.max_off_policy_strategy}' dispatches by its "
                 f"budget, {self.max_off_policy_threshold} x train_batch_size ahead. Set it to 0."
             )
 
     @on(FitStart, priority=Priority.PREPARE, makes=["replay.policy"])
     def hand_over(self, _event: FitStart) -> None:
-        """Give the buffer its strategy."""
+        """Set the strategy of the buffer."""
         self.buffer.set_policy(self._strategy)
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def collect(self, event: IterationEnd) -> None:
-        """Report the age of what was trained and of what was evicted, each group counted once."""
+        """Report the staleness of trained and of evicted groups, each group once."""
         in_queue = [s - 1 - flown for s, flown in zip(event.groups, event.in_flight, strict=False)]
         event.record.add(
             {
@@ -89,18 +89,18 @@ class Staleness(Plugin):
 
     @on(StepEnd, priority=Priority.COLLECT, adds=["metrics.row"])
     def collect_leftovers(self, event: StepEnd) -> None:
-        """Report what was evicted after the last iteration, when the data ended."""
+        """Report the groups that were evicted after the last iteration, when the data ended."""
         event.record.add(_evicted(event.evicted))
 
     def _watch_lengths(self, reported: object) -> None:
-        """Say once that what is trained is shorter or longer than what is generated."""
+        """Warn once if trained answers are shorter or longer than generated ones."""
         bias = plain(reported)
         low, high = self.length_bias_band
         if isinstance(bias, float) and not low <= bias <= high and not self._warned:
             self._warned = True
             _LOG.warning(
-                "trained answers are %.2f times as long as generated ones, outside %g to %g: the strategy '%s' throws "
-                "away by length",
+                "trained answers are %.2f times as long as generated ones, outside %g to %g: the strategy '%s' "
+                "evicts by length",
                 bias,
                 low,
                 high,

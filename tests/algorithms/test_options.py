@@ -39,9 +39,9 @@ def test_the_defaults_are_plain_ppo_on_the_samplers_own_log_probabilities() -> N
     assert algorithm.kl_coeff == algorithm.entropy_coeff == 0.0
     assert algorithm.behaviour_weight_args == {}
     assert algorithm.compares_answers
-    assert algorithm.wants_a_critic is False
-    assert AlgorithmOptions(adv_estimator="gae").wants_a_critic is True
-    assert AlgorithmOptions(adv_estimator="math:hypot").wants_a_critic is None
+    assert algorithm.needs_a_critic is False
+    assert AlgorithmOptions(adv_estimator="gae").needs_a_critic is True
+    assert AlgorithmOptions(adv_estimator="math:hypot").needs_a_critic is None
 
 
 def test_every_registered_name_is_a_function_that_its_inputs_and_options_fill() -> None:
@@ -61,7 +61,11 @@ def test_every_registered_name_is_a_function_that_its_inputs_and_options_fill() 
 
 def test_options_come_from_the_section_then_from_arguments_then_from_the_function() -> None:
     bound = registry.bind(
-        f"{__name__}:_advantage", {}, inputs=("rewards",), section={"gamma": 0.5}, args={"own": "1e-3"}
+        f"{__name__}:_advantage",
+        registry.POLICY_LOSSES,
+        inputs=("rewards",),
+        section={"gamma": 0.5},
+        args={"own": "1e-3"},
     )
     assert bound({"rewards": 1, "unused": 2}) == (1, 0.5, 0.001, 7.0)
 
@@ -94,9 +98,9 @@ def test_what_nobody_gives_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(ConfigError) as caught:
         bind("_asks")
     first, second = (fault.message for fault in caught.value.faults)
-    assert "asks for 'lengts', which nobody gives; there are groups, lengths, mask" in first
+    assert "requires 'lengts', which is not an input; the inputs are groups, lengths, mask" in first
     assert first.endswith("Did you mean 'lengths'?")
-    assert "asks for 'needed'" in second
+    assert "requires 'needed'" in second
     assert bind("_open", power=2.0)({"rewards": 1}) == (1, {"power": 2.0})
 
 
@@ -105,7 +109,7 @@ def test_what_nobody_gives_is_an_error_with_a_suggestion() -> None:
     [
         ("_advantage", {"owm": 1.0}, "unknown argument 'owm'; .* takes other, own. Did you mean 'own'"),
         ("_advantage", {"gamma": 1.0}, "'gamma' is a key of the algorithm section itself: write algorithm.gamma"),
-        ("_advantage", {"rewards": 1.0}, "'rewards' is an input of .* that the learner gives"),
+        ("_advantage", {"rewards": 1.0}, "'rewards' is an input of .* that the learner provides"),
         ("_advantage", {"own": "much"}, "'own' of .* must be of type float, found 'much'"),
         ("_advantage", {"own": True}, "must be of type float, found True"),
         ("_by_position", {}, "takes rewards by position"),
@@ -118,22 +122,22 @@ def test_an_argument_that_is_not_the_functions_is_an_error(name: str, args: dict
 
 def test_an_unknown_name_gets_a_suggestion() -> None:
     found = faults(algorithm={"loss_agg_mode": "token-men", "policy_loss": "ppo_clp", "behaviour_weight": "tis_tokn"})
-    assert "algorithm.loss_agg_mode: 'token-men' is unknown; it takes token-mean, " in found
+    assert "algorithm.loss_agg_mode: no loss aggregation has the name 'token-men'; there are token-mean, " in found
     assert "Did you mean 'token-mean'?" in found
     assert "Did you mean 'ppo_clip'?" in found
-    assert "it takes none, tis_token, " in found
+    assert "there are none, tis_token, " in found
 
 
 def test_a_function_of_the_user_is_found_by_module_and_by_file() -> None:
-    assert registry.resolve("math:hypot", registry.LOSS_AGG_MODES) is math.hypot
-    assert registry.resolve(f"{EXAMPLES}/my_losses.py:sapo", registry.POLICY_LOSSES).__name__ == "sapo"
+    assert registry.LOSS_AGG_MODES.resolve("math:hypot") is math.hypot
+    assert registry.POLICY_LOSSES.resolve(f"{EXAMPLES}/my_losses.py:sapo").__name__ == "sapo"
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("math:hypo", "math has no function 'hypo'"),
-        ("math:pi", "is a float, not a function"),
+        ("math:pi", "math has no function 'pi', but an object of type float"),
         ("nowhere:pi", "there is no module 'nowhere'"),
         (f"{EXAMPLES}/my_losses.py:sapoo", "has no function 'sapoo'. Did you mean 'sapo'?"),
         (f"{EXAMPLES}/my_lossses.py:sapo", r"there is no file .*my_lossses.py. Did you mean 'my_losses.py'?"),
@@ -141,7 +145,7 @@ def test_a_function_of_the_user_is_found_by_module_and_by_file() -> None:
 )
 def test_a_path_without_a_function_is_an_error(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        registry.resolve(name, registry.POLICY_LOSSES)
+        registry.POLICY_LOSSES.resolve(name)
 
 
 def test_a_file_is_beside_the_yaml_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -190,7 +194,10 @@ def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
         ({"gamma": 0.9}, "algorithm.gamma: 0.9 has no effect: gamma is an option of reinforce_plus_plus, gae"),
         ({"lam": 0.9, "adv_estimator": "reinforce_plus_plus"}, "algorithm.lam: 0.9 has no effect"),
         ({"kl_estimator": "k1"}, "algorithm.kl_estimator: k1 has no effect with kl_coeff = 0"),
-        ({"kl_estimator": "k1", "kl_coeff": 0.1}, "algorithm.kl_estimator: k1 in the loss pulls nowhere"),
+        (
+            {"kl_estimator": "k1", "kl_coeff": 0.1},
+            "algorithm.kl_estimator: k1 in the loss has an expected gradient of 0",
+        ),
         ({"kl_in": "reward"}, "algorithm.kl_in: reward has no effect with kl_coeff = 0"),
         ({"kl_off_policy_correction": True}, "algorithm.kl_off_policy_correction: it has no effect with kl_coeff = 0"),
         (
@@ -199,7 +206,7 @@ def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
         ),
         (
             {"kl_coeff": 0.1, "kl_in": "reward", "proximal_policy": "log_linear"},
-            "algorithm.kl_in: the reward needs the proximal policy before the first update, and log_linear makes it of",
+            "algorithm.kl_in: the reward requires the proximal policy before the first update, and log_linear computes",
         ),
         ({"kl_coeff": math.inf}, "algorithm.kl_coeff: "),
         ({"entropy_coeff": math.inf}, "algorithm.entropy_coeff: "),
@@ -209,16 +216,16 @@ def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
         ({"proximal_policy": "recomput"}, "Did you mean 'recompute'?"),
         (
             {"behaviour_weight": "tis_token"},
-            "algorithm.behaviour_weight: 'tis_token' looks at the ratio of proximal to",
+            "algorithm.behaviour_weight: 'tis_token' uses the ratio of proximal to",
         ),
-        ({"rejection": {"token_k3": 1}}, "algorithm.rejection: token_k3 looks at the ratio of proximal to behaviour"),
+        ({"rejection": {"token_k3": 1}}, "algorithm.rejection: token_k3 uses the ratio of proximal to behaviour"),
         ({"policy_loss": "decoupled_ppo"}, "algorithm.policy_loss: decoupled_ppo weighs by the ratio of proximal"),
         (
             {"policy_loss": "decoupled_ppo", "behaviour_weight": "icepop", **RECOMPUTE},
             "algorithm.behaviour_weight: 'icepop' would apply the ratio of proximal to behaviour policy a second time",
         ),
         ({"behaviour_weight_cap": 0}, "algorithm.behaviour_weight_cap: "),
-        ({"behaviour_weight_high": 2, **RECOMPUTE}, "algorithm.behaviour_weight_high: 2.0 bounds nothing, since"),
+        ({"behaviour_weight_high": 2, **RECOMPUTE}, "algorithm.behaviour_weight_high: 2.0 has no effect, since"),
         (
             {"behaviour_weight": "icepop", "behaviour_weight_low": 3, "behaviour_weight_high": 2, **RECOMPUTE},
             "algorithm.behaviour_weight_low: behaviour_weight_low = 3.0 is above behaviour_weight_high = 2.0",
@@ -242,7 +249,7 @@ def test_the_table_of_options_is_that_of_the_functions() -> None:
     section = {field.name for field in attrs.fields(AlgorithmOptions)}
     for names in registry.FUNCTIONS.values():
         for name in names:
-            taken = section.intersection(inspect.signature(registry.resolve(name, names)).parameters)
+            taken = section.intersection(inspect.signature(names.resolve(name)).parameters)
             assert registry.OPTIONS.get(name, frozenset()) == taken
 
 
@@ -256,8 +263,10 @@ def test_an_option_that_is_left_out_is_the_usual_one_of_the_function() -> None:
 def test_an_option_of_ones_own_function_is_left_for_it_to_take() -> None:
     own = f"{EXAMPLES}/my_losses.py:opsm"
     assert AlgorithmOptions(policy_loss=own, clip_ratio_high=0.3, cispo_max_ratio=2.0).cispo_max_ratio == 2.0
-    with pytest.raises(ConfigError, match=r"'.*_needs' asks for 'gamma' and has no usual value for it: set algorithm"):
-        registry.bind(f"{__name__}:_needs", {}, inputs=INPUTS, section=attrs.asdict(AlgorithmOptions()))
+    with pytest.raises(ConfigError, match=r"'.*_needs' requires 'gamma' and has no default for it: set algorithm"):
+        registry.bind(
+            f"{__name__}:_needs", registry.POLICY_LOSSES, inputs=INPUTS, section=attrs.asdict(AlgorithmOptions())
+        )
 
 
 def _needs(rewards: int, *, gamma: float) -> None: ...
@@ -266,7 +275,10 @@ def _needs(rewards: int, *, gamma: float) -> None: ...
 @pytest.mark.parametrize("estimator", sorted(registry.GROUP_RELATIVE))
 def test_one_answer_a_prompt_leaves_nothing_to_compare(estimator: str) -> None:
     found = faults(algorithm={"adv_estimator": estimator}, rollout={"use": "inline", "n": 1})
-    assert f"rollout.n: '{estimator}' compares the answers of a prompt, so that with one every advantage is 0" in found
+    assert (
+        f"rollout.n: '{estimator}' compares the answers to a prompt, so that with one answer every advantage is 0"
+        in found
+    )
 
 
 def test_one_answer_a_prompt_is_enough_for_returns() -> None:

@@ -21,11 +21,11 @@ from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import CheckpointError, RolloutError
 from hooktrainer.events import StepEnd
-from hooktrainer.ports import FailureReason, Group, Prompt, Trajectory
+from hooktrainer.ports import FailureReason, Group, Prompt, Strategy, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.options import ReplayOptions
-from hooktrainer.replay.strategies import Requeue, Strategy, Wait
+from hooktrainer.replay.strategies import Requeue, Wait
 from hooktrainer.tasks.generated import GeneratedTask
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.sort_digits import SortDigits

@@ -7,7 +7,7 @@ import pytest
 
 from hooktrainer.cli import main
 from hooktrainer.errors import ConfigError, StarvedError
-from hooktrainer.run.registry import KINDS, known
+from hooktrainer.run.registry import KINDS
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -94,7 +94,7 @@ def test_plugins_lists_every_name_with_options_defaults_and_docs(capsys: pytest.
     out = capsys.readouterr().out
     for kind in KINDS:
         assert f"{kind} (entry points hooktrainer.{kind})\n" in out
-        assert all(f"  {name}: " in out for name in known(kind))
+        assert all(f"  {name}: " in out for name in KINDS[kind])
     assert "sections (keys of the YAML)\n  algorithm: " in out
     assert "cannot be used" not in out
     assert "      size: int = 256\n          Held-out prompts" in out

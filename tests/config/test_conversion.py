@@ -11,7 +11,7 @@ from hooktrainer.config.fields import field_type, key_paths
 from hooktrainer.config.scalars import Unread
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.run.option_docs import field_docs, options_of, summary
-from hooktrainer.run.registry import KINDS, known, resolve
+from hooktrainer.run.registry import KINDS
 
 
 @attrs.frozen(kw_only=True)
@@ -213,7 +213,7 @@ def test_documentation_is_read_from_the_source_along_the_mro() -> None:
 
 
 def _configurable() -> list[type]:
-    registered = [resolve(kind, name) for kind in KINDS if kind != "sinks" for name in known(kind)]
+    registered = [KINDS[kind].resolve(name) for kind in KINDS if kind != "sinks" for name in KINDS[kind]]
     built_in = [cls for cls in registered if cls.__module__.startswith("hooktrainer")]
     sections = [field_type(Config, field) for field in attrs.fields(Config)]
     return [*built_in, Config, PluginEntry, *dict.fromkeys(cls for cls in sections if attrs.has(cls))]

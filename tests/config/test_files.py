@@ -5,7 +5,7 @@ import yaml
 
 from helpers.config_yaml import BASE, PLUGINS, PROBE, TWO, faults, load, probe, written
 from hooktrainer.errors import ConfigError
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping, load_config
 
 # Overrides
@@ -32,14 +32,14 @@ def test_an_override_reaches_a_plugin_in_its_short_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("plugins.5.every=7", "plugins.5.every: there is no item 5: the list has length 2, and places count from 0"),
-        ("plugins[2].every=7", "plugins[2].every: there is no item 2: the list has length 2, and places count from 0"),
+        ("plugins.5.every=7", "plugins.5.every: there is no item 5: the list has length 2, and indices count from 0"),
+        ("plugins[2].every=7", "plugins[2].every: there is no item 2: the list has length 2, and indices count from 0"),
         ("plugins.-1.every=7", "plugins.-1.every: no plugin has the name '-1'; there are a, bb."),
         ("plugins.bbb.every=7", "plugins.bbb.every: no plugin has the name 'bbb'; there are a, bb. Did you mean 'bb'?"),
-        ("plugins.0.targets.x=1", "plugins.0.targets.x: an item of a list is named by its place, found 'x'"),
+        ("plugins.0.targets.x=1", "plugins.0.targets.x: an item of a list is addressed by its index, found 'x'"),
         (
             "plugins.0.targets.4=1",
-            "plugins.0.targets.4: there is no item 4: the list has length 1, and places count from 0",
+            "plugins.0.targets.4: there is no item 4: the list has length 1, and indices count from 0",
         ),
         ("seed", "seed: an override is written key=value, such as trainer.total_steps=10"),
         ("=3", "an override is written key=value, such as trainer.total_steps=10"),
@@ -56,7 +56,7 @@ def test_an_override_that_leads_nowhere_is_a_fault(tmp_path: Path, override: str
 
 def test_an_override_by_a_name_that_two_plugins_have_is_a_fault(tmp_path: Path) -> None:
     first, second = faults(tmp_path, TWO.replace("name: b", "name: a"), "plugins.a.every=1")
-    expected = "several plugins have the name 'a'; give each a `name`, or say which by its place: [0, 1]"
+    expected = "several plugins have the name 'a'; give each a `name`, or use one of the indices [0, 1]"
     assert first == f"plugins.a.every: {expected}"
     assert second.startswith("plugins[1]: plugins[0] has the name 'a' too")
 
@@ -128,7 +128,7 @@ def test_no_file_at_all_is_a_fault() -> None:
 def test_a_plugin_gets_real_containers_of_its_own(tmp_path: Path) -> None:
     text = BASE + f"plugins: [{{use: '{PROBE}', params: {{rank: 8, targets: [q, v]}}, targets: [q, v]}}]\n"
     config = load(tmp_path, text)
-    (entry,) = build_parts(config).plan.plugins
+    (entry,) = composition_of(config).plan.plugins
     for params, targets in (
         (entry.plugin.params, entry.plugin.params["targets"]),
         (config.plugins[0].options["params"], config.plugins[0].options["targets"]),
@@ -155,7 +155,7 @@ def test_what_is_missing_or_leads_nowhere_is_said_with_its_address(tmp_path: Pat
     found = faults(tmp_path, text)
     assert found[:2] + found[3:] == [
         "seed: Interpolation key 'nowhere' not found",
-        "task.digits: this value must be given; ??? only holds its place",
+        "task.digits: a value is required in place of ???",
         "plugins[0].targets[0]: Interpolation key 'trainer.nope' not found",
         "plugins[0].rank: expected int, found 'x' (str)",
     ]
@@ -174,9 +174,7 @@ def test_mappings_that_interpolate_each_other_are_a_fault(tmp_path: Path) -> Non
 
 def test_what_interpolates_a_missing_value_is_not_said_twice(tmp_path: Path) -> None:
     text = BASE + f"plugins: [{{use: '{PROBE}', params: '${{task}}', anything: ['${{task}}']}}]\n"
-    assert faults(tmp_path, text, "task.digits=???") == [
-        "task.digits: this value must be given; ??? only holds its place"
-    ]
+    assert faults(tmp_path, text, "task.digits=???") == ["task.digits: a value is required in place of ???"]
 
 
 def test_an_interpolation_without_end_is_a_fault(tmp_path: Path) -> None:

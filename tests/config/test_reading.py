@@ -5,7 +5,7 @@ import yaml
 
 from helpers import config_yaml
 from helpers.config_yaml import BASE, PLUGINS, faults, load
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import ConfigWarning, config_from_mapping
 
 # Numbers and text
@@ -80,7 +80,7 @@ def test_no_plugins_load_with_one_warning_that_nothing_logs_or_syncs(tmp_path: P
         config = load(tmp_path, BASE + text)
     assert len(caught) == 1
     assert caught[0].filename == config_yaml.__file__
-    assert build_parts(config).plan.plugins == ()
+    assert composition_of(config).plan.plugins == ()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_no_plugins_load_with_one_warning_that_nothing_logs_or_syncs(tmp_path: P
 )
 def test_an_entry_without_options_has_the_defaults(tmp_path: Path, item: str) -> None:
     config = load(tmp_path, BASE + f"plugins:\n  - weight_sync\n  - {item}\n")
-    _, entry = build_parts(config).plan.plugins
+    _, entry = composition_of(config).plan.plugins
     assert (entry.name, entry.address, entry.plugin.every) == ("validation", "plugins[1]", 5)
 
 
@@ -103,18 +103,21 @@ def test_a_null_reserved_key_has_its_default_too(tmp_path: Path) -> None:
         ("", "plugins[1]: this item is empty; write a name, or a mapping with `use`"),
         ("3", "plugins[1]: expected a name or a mapping with `use`, found 3 (int)"),
         ("[a]", "plugins[1]: expected a name or a mapping with `use`, found ['a'] (list)"),
-        ("{}", "plugins[1]: `use` is missing, which says what this is; found an empty mapping"),
-        ("{every: 3, size: 2}", "plugins[1]: `use` is missing, which says what this is; found every, size"),
+        ("{}", "plugins[1]: `use`, the name of the class, is missing; found an empty mapping"),
+        ("{every: 3, size: 2}", "plugins[1]: `use`, the name of the class, is missing; found every, size"),
         (
             "validation: {every: 5, size: 2}",
-            "plugins[1]: options stand beside `use`, not below the name; write {use: validation, every: 5, size: 2}",
+            (
+                "plugins[1]: options are written next to `use`, not below the name; "
+                "write {use: validation, every: 5, size: 2}"
+            ),
         ),
         (
             "{name: logger, every: 1}",
-            "plugins[1]: `name` only names the instance; what it is stands behind `use`, as in {use: logger}",
+            "plugins[1]: `name` only names the instance; `use` names its class, as in {use: logger}",
         ),
         ("{use: 3}", "plugins[1].use: expected str, found 3 (int); to keep it as text, put it in quotes"),
-        ("{use: validation, 1: 2}", "plugins[1]: the names of options are text, found 1 (int)"),
+        ("{use: validation, 1: 2}", "plugins[1]: names of options must be text, found 1 (int)"),
     ],
 )
 def test_an_entry_that_names_nothing_is_a_fault_with_its_place(tmp_path: Path, item: str, message: str) -> None:

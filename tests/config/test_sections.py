@@ -66,12 +66,12 @@ def test_resume_is_off_auto_or_a_path(tmp_path: Path) -> None:
     assert load(tmp_path, restoring, "run.resume=/runs/a").run.resume == Path("/runs/a")
     (message,) = faults(tmp_path, restoring, "run.resume=3")
     assert message.startswith("run.resume: expected ")
-    assert message.endswith("It is off, auto, or the path of a checkpoint or of a run that has some.")
+    assert message.endswith("It is off, auto, or the path of a checkpoint or of a run with checkpoints.")
 
 
 def test_to_resume_needs_a_plugin_that_restores(tmp_path: Path) -> None:
     (message,) = faults(tmp_path, PLUGINS, "run.resume=auto")
-    assert message == "run.resume: 'auto' (str), but no plugin restores anything. Add checkpoint to the plugins."
+    assert message == "run.resume: 'auto' (str), but no plugin restores a checkpoint. Add checkpoint to the plugins."
 
 
 def test_a_missing_section_is_named(tmp_path: Path) -> None:

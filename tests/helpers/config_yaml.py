@@ -10,7 +10,7 @@ import pytest
 from hooktrainer import Plugin
 from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import load_config
 
 BASE = """
@@ -61,6 +61,6 @@ def faults(folder: Path, text: str, *overrides: str) -> list[str]:
 
 def probe(folder: Path, options: str, *overrides: str) -> Probe:
     config = load(folder, BASE + f"plugins: [{{use: '{PROBE}', {options}}}]\n", *overrides)
-    (found,) = build_parts(config).plan.plugins
+    (found,) = composition_of(config).plan.plugins
     assert isinstance(found.plugin, Probe)
     return found.plugin

@@ -13,7 +13,7 @@ from helpers.learners import GROUPS, build, copied, gradients, learner, on_polic
 from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.learner.critic import value_loss
 from hooktrainer.models.policy import full_state
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping
 
 KINDS = ("value_head", "model")
@@ -258,7 +258,7 @@ class TestFaults:
     )
     def test_options_that_do_not_fit_together(self, sections: dict[str, object], fault: str) -> None:
         with pytest.raises(ConfigError, match=fault):
-            build_parts(config_from_mapping({**NAMED, **sections}))
+            composition_of(config_from_mapping({**NAMED, **sections}))
 
 
 NAMED = {

@@ -18,7 +18,7 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.ports import Group
 from hooktrainer.rollout.inline import InlineOptions
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping
 
 KINDS = ("bypass", "recompute", "log_linear")
@@ -318,14 +318,14 @@ class TestFaults:
         sizes = {"train_batch_size": 1, "ppo_mini_batch_size": 1, "total_steps": 1}
         named = {"task": "sort_digits", "model": "decoder", "rollout": "inline", "plugins": ["weight_sync"]}
         with pytest.raises(ConfigError, match=fault):
-            build_parts(config_from_mapping({**named, "trainer": sizes, "algorithm": algorithm}))
+            composition_of(config_from_mapping({**named, "trainer": sizes, "algorithm": algorithm}))
 
     def test_one_answer_a_prompt_has_nothing_to_be_compared_with(self) -> None:
         sizes = {"train_batch_size": 1, "ppo_mini_batch_size": 1, "total_steps": 1}
         rollout = {"use": "inline", "n": 1}
         named = {"task": "sort_digits", "model": "decoder", "rollout": rollout, "plugins": ["weight_sync"]}
         with pytest.raises(ConfigError, match="rollout.n: 'grpo' compares the answers of a prompt"):
-            build_parts(config_from_mapping({**named, "trainer": sizes}))
+            composition_of(config_from_mapping({**named, "trainer": sizes}))
 
     def test_an_option_that_a_function_lacks_is_named_with_its_key(self) -> None:
         with pytest.raises(ConfigError, match=r"algorithm.adv_estimator: unknown argument 'epsilom'.*'epsilon'"):

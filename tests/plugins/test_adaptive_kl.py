@@ -12,7 +12,7 @@ from hooktrainer import build_trainer
 from hooktrainer.errors import ConfigError
 from hooktrainer.events import IterationEnd
 from hooktrainer.metrics import Mean
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.testing import FakeBus, FakeKLControl, check_plugin
 from hooktrainer_plugins.adaptive_kl import AdaptiveKL
@@ -79,4 +79,4 @@ def test_in_a_run_it_steers_the_learner(tmp_path: Path) -> None:
 
 def test_there_must_be_something_to_steer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"plugins\[3\]: .*algorithm.kl_coeff is 0"):
-        build_parts(config_from_mapping(config_of(tmp_path, kl_coeff=0.0)))
+        composition_of(config_from_mapping(config_of(tmp_path, kl_coeff=0.0)))

@@ -9,7 +9,7 @@ import pytest
 
 from hooktrainer import build_trainer
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.registry import known
+from hooktrainer.run.registry import KINDS
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -39,7 +39,7 @@ def test_all_plugins_that_are_registered_run_together_in_any_order_and_go_on(tmp
         )
         return trainer.fit().status
 
-    registered = sorted(known("plugins"), reverse=backwards)
+    registered = sorted(KINDS["plugins"], reverse=backwards)
     assert {"checkpoint", "nonfinite_guard", "loss_spike_guard", "watchdog"} <= set(registered)
     assert [fit(steps) for steps in (2, 3)] == ["completed", "completed"]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

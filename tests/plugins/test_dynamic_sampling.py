@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from hooktrainer import build_trainer
 from hooktrainer.errors import ConfigError
 from hooktrainer.events import FitStart, IterationEnd, StepEnd
-from hooktrainer.ports import Group, Prompt, Trajectory
+from hooktrainer.ports import STRATEGIES, Group, Prompt, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
-from hooktrainer.replay.strategies import STRATEGIES, strategy
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.testing import FakeBuffer, FakeBus, FakePrompts, check_plugin
 from hooktrainer_plugins.dynamic_sampling import PREFIX, DynamicSampling
@@ -115,7 +114,7 @@ def test_groups_of_one_are_refused() -> None:
         "plugins": ["weight_sync", "dynamic_sampling"],
     }
     with pytest.raises(ConfigError, match=r"plugins\[1\]: rollout.n is 1: .* every group is dropped"):
-        build_parts(config_from_mapping(config))
+        composition_of(config_from_mapping(config))
 
 
 class TestInTheBuffer:
@@ -183,7 +182,7 @@ class TestInTheBuffer:
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_nothing_is_owed_once_all_that_was_dropped_is_replaced(self, name: str) -> None:
         buffer = GroupBuffer(strict=True)
-        buffer.set_policy(strategy(name, 2))
+        buffer.set_policy(STRATEGIES.resolve(name)(2))
         buffer.set_filter(lambda finished: finished.number % 3 == 0)
         dispatcher = Dispatcher(FakePrompts(None), buffer, groups_per_step=4)
 
@@ -202,7 +201,7 @@ class TestInTheBuffer:
 
         assert dispatcher.state_dict()["replacements"] == 0
         outstanding = buffer.ledger.outstanding
-        buffer.set_policy(strategy("drop", 2))
+        buffer.set_policy(STRATEGIES.resolve("drop")(2))
         dispatcher.request(0)
         assert buffer.ledger.outstanding == outstanding
 

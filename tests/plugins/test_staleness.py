@@ -104,7 +104,7 @@ def test_a_warm_up_that_does_nothing_is_refused_under_pace_alone(strategy: str) 
     sentences = list(Staleness(max_off_policy_strategy=strategy).check(config_with(warmup=1)))
 
     assert bool(sentences) == (strategy == "pace")
-    assert all("num_warmup_batches = 1 does nothing here" in sentence for sentence in sentences)
+    assert all("num_warmup_batches = 1 has no effect" in sentence for sentence in sentences)
 
 
 def test_a_threshold_below_one_is_refused() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hooktrainer.errors import LedgerError, RolloutError
-from hooktrainer.ports import FailureReason, Group, Replacement, Trajectory
+from hooktrainer.ports import STRATEGIES, FailureReason, Group, Replacement, Strategy, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.ledger import Ledger
 from hooktrainer.replay.options import ReplayOptions
-from hooktrainer.replay.strategies import STRATEGIES, Drop, Strategy
+from hooktrainer.replay.strategies import Drop
 from hooktrainer.testing import FakePrompts
 
 PER_STEP, MINI = 4, 2
@@ -40,7 +40,7 @@ class Interleavings(RuleBasedStateMachine):
     )
     def start(self, name: str, threshold: int, in_order: bool, capacity: int | None, when_full: str) -> None:
         limits = ReplayOptions(capacity=capacity, when_full=when_full, max_failed_groups=10**6, max_lost_groups=10**6)
-        self.strategy: Strategy = STRATEGIES[name](threshold, in_order)
+        self.strategy: Strategy = STRATEGIES.resolve(name)(threshold, in_order)
         self.buffer = GroupBuffer(limits, strict=True)
         self.buffer.set_policy(self.strategy)
         self.prompts = FakePrompts()

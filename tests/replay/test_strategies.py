@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hooktrainer.errors import ConfigError
-from hooktrainer.replay.strategies import STRATEGIES, Drop, Pace, Requeue, Strategy, Wait, strategy
+from hooktrainer.ports import STRATEGIES, Strategy
+from hooktrainer.replay.strategies import Drop, Pace, Requeue, Wait
+from hooktrainer.run.loading import config_from_mapping, load_config
+from hooktrainer_plugins.staleness import Staleness
+
+RUN = {
+    "task": "sort_digits",
+    "model": "decoder",
+    "rollout": "inline",
+    "trainer": {"total_steps": 1, "train_batch_size": 8, "ppo_mini_batch_size": 8},
+}
 
 
 @given(st.integers(1, 9), st.integers(1, 20))
@@ -22,7 +35,9 @@ def test_each_decides_by_its_threshold(threshold: int, staleness: int) -> None:
 
 
 def test_only_requeue_sends_a_prompt_again() -> None:
-    assert [STRATEGIES[name](1).requeues for name in ("drop", "pace", "requeue", "wait")] == [False, False, True, False]
+    requeues = {name: STRATEGIES.resolve(name)(1).requeues for name in STRATEGIES}
+
+    assert requeues == {"drop": False, "pace": False, "requeue": True, "wait": False}
 
 
 def test_pace_allows_what_can_be_trained_in_time() -> None:
@@ -32,24 +47,87 @@ def test_pace_allows_what_can_be_trained_in_time() -> None:
     assert Drop(3).budget(version=2, trained=16, outstanding=10, per_step=8) is None
 
 
-def test_a_strategy_is_named_or_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_strategies.py").write_text(
-        "from hooktrainer.replay.strategies import Strategy\n\n\n"
-        "class Fresh(Strategy):\n    def evicts(self, staleness):\n        return staleness > 1\n\n\n"
-        "def other(threshold, in_order):\n    return 'no strategy'\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+MINE = """
+import attrs
+from hooktrainer.ports import Strategy
 
-    assert strategy("wait", 2, in_order=True) == Wait(2, in_order=True)
-    assert strategy("my_strategies:Fresh", 5).evicts(2)
-    with pytest.raises(ConfigError, match=r"known are drop, pace, requeue, wait, .* Did you mean 'drop'"):
-        strategy("dorp", 1)
-    with pytest.raises(ConfigError, match="'my_strategies:other' makes a str; expected"):
-        strategy("my_strategies:other", 1)
-    with pytest.raises(ConfigError, match="cannot be made: .*no attribute 'Fersh'"):
-        strategy("my_strategies:Fersh", 1)
-    with pytest.raises(ConfigError, match="cannot be made: No module named 'my_strategeis'"):
-        strategy("my_strategeis:Fresh", 1)
+
+class Fresh(Strategy):
+    def evicts(self, staleness):
+        return staleness > 1
+
+
+@attrs.frozen(kw_only=True)
+class NeedsMore(Strategy):
+    size: int
+
+
+class Other:
+    pass
+
+
+def function(threshold, in_order):
+    return Fresh(threshold, in_order)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Has a module with strategies; its imports are forgotten afterwards."""
+    (tmp_path / "my_strategies.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if "my_strategies" in name]:
+        del sys.modules[name]
+
+
+def test_a_strategy_is_registered_or_is_a_class_of_a_module_or_file(folder: Path) -> None:
+    assert STRATEGIES.resolve("wait")(2, True) == Wait(2, in_order=True)
+    assert STRATEGIES.resolve("my_strategies:Fresh")(5).evicts(2)
+    assert STRATEGIES.resolve(f"{folder}/my_strategies.py:Fresh")(5).evicts(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dorp", r"no strategy has the name 'dorp'; there are drop, pace, requeue, wait, .* Did you mean 'drop'"),
+        ("my_strategies:Other", r"not a strategy: it must be a subclass of hooktrainer\.ports\.Strategy"),
+        ("my_strategies:function", "my_strategies has no class 'function', but an object of type function"),
+        ("my_strategies:Fersh", "my_strategies has no class 'Fersh'. Did you mean 'Fresh'"),
+        ("my_strategeis:Fresh", "there is no module 'my_strategeis'"),
+        ("my_strategies:NeedsMore", r"a strategy is constructed as NeedsMore\(threshold, in_order\), but .* 'size'"),
+        ("wait.py", "'wait.py' is a file; append the name of the class"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_name_that_is_no_strategy_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        STRATEGIES.resolve(name)
+    with pytest.raises(ConfigError, match=message):
+        Staleness(max_off_policy_strategy=name)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_fault_of_the_strategy_has_the_address_of_its_option() -> None:
+    plugins = ["weight_sync", {"use": "staleness", "max_off_policy_strategy": "dorp"}]
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping({**RUN, "plugins": plugins})
+    assert [fault.address for fault in caught.value.faults] == ["plugins[1].max_off_policy_strategy"]
+
+
+def test_a_strategy_in_a_file_is_relative_to_the_yaml_that_names_it(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
+    (folder / "more").mkdir()
+    (folder / "more" / "mine.py").write_text(MINE)
+    staleness = {"use": "staleness", "max_off_policy_strategy": "mine.py:Fresh"}
+    (folder / "more" / "plugins.yaml").write_text(yaml.safe_dump({"plugins": ["weight_sync", staleness]}))
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+    config = load_config(folder / "run.yaml", folder / "more" / "plugins.yaml")
+
+    assert config.plugins[1].options == {"max_off_policy_strategy": f"{folder}/more/mine.py:Fresh"}
 
 
 def test_the_base_keeps_everything() -> None:

@@ -13,7 +13,7 @@ from hooktrainer.config.sections import SECTIONS
 from hooktrainer.errors import ConfigError, Fault, PlanError
 from hooktrainer.plugin import port
 from hooktrainer.ports import Sink
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import load_config
 
 
@@ -22,7 +22,7 @@ def test_entries_carry_name_address_and_priority_in_the_order_of_the_list(tmp_pa
         f"plugins: [weight_sync, {{use: validation, enabled: false}}, {{use: '{PROBE}', rank: 2}}, "
         "{use: validation, name: often, every: 1, priority: {evaluate: 450}}]\n"
     )
-    entries = build_parts(load(tmp_path, text)).plan.plugins
+    entries = composition_of(load(tmp_path, text)).plan.plugins
     assert [(entry.name, entry.address, dict(entry.priority)) for entry in entries] == [
         ("weight_sync", "plugins[0]", {}),
         ("probe", "plugins[2]", {}),
@@ -39,7 +39,7 @@ def test_every_plugin_needs_a_name_of_its_own(tmp_path: Path) -> None:
 
 def test_a_disabled_namesake_is_no_fault(tmp_path: Path) -> None:
     config = load(tmp_path, BASE + "plugins: [weight_sync, {use: weight_sync, enabled: false}]")
-    assert [entry.address for entry in build_parts(config).plan.plugins] == ["plugins[0]"]
+    assert [entry.address for entry in composition_of(config).plan.plugins] == ["plugins[0]"]
 
 
 def test_what_a_plugin_says_of_the_run_is_a_fault_with_its_address(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_a_plugin_says_of_the_run_is_a_fault_with_its_address(tmp_path: Pat
 def test_named_ports_take_registered_names(tmp_path: Path) -> None:
     def sinks(text: str) -> object:
         config = load(tmp_path, BASE + f"plugins: [{{use: log_after_collect, sinks: {text}}}, metric_aggregation]")
-        return build_parts(config).plan.plugins[0].plugin.sinks
+        return composition_of(config).plan.plugins[0].plugin.sinks
 
     assert sinks("[jsonl]") == ("jsonl",)
     assert sinks("[]") == ()
@@ -109,7 +109,7 @@ def test_a_configuration_made_in_python_is_held_to_the_same(tmp_path: Path) -> N
         config, model=Use(use="decoder", options={"layers": 0}), trainer=attrs.evolve(config.trainer, total_steps=None)
     )
     with pytest.raises(ConfigError) as caught:
-        build_parts(config)
+        composition_of(config)
     assert [fault.address for fault in caught.value.faults] == ["model.layers", "trainer.total_steps"]
 
 
@@ -172,7 +172,7 @@ def test_an_override_of_a_key_with_a_dot_is_told_how_to_write_it(tmp_path: Path)
 
 def test_a_run_without_an_end_is_a_fault_with_both_ways_out(tmp_path: Path) -> None:
     (found,) = faults(tmp_path, PLUGINS, "trainer.total_steps=")
-    assert found.startswith("trainer.total_steps: missing, and the task never ends; give trainer.total_steps, or ")
+    assert found.startswith("trainer.total_steps: missing, and the task never ends; set trainer.total_steps, or ")
     assert "task.size" in found
     assert "trainer.total_epochs" in found
     assert load(tmp_path, PLUGINS, "trainer.total_steps=", "task.size=64").trainer.total_steps is None
@@ -238,7 +238,7 @@ def test_what_a_plugin_raises_is_a_fault_with_its_address(
     [
         ("too large", ["plugins[0]: too large"]),
         ("[one, two]", ["plugins[0]: one", "plugins[0]: two"]),
-        ("[3]", ["plugins[0]: check gives sentences, found 3 (int)"]),
+        ("[3]", ["plugins[0]: check returns sentences, found 3 (int)"]),
         ("3", ["plugins[0]: 'int' object is not iterable"]),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_check_that_stumbles_over_another_fault_is_not_heard(tmp_path: Path) -
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("configs/*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_configuration_composes(path: Path) -> None:
-    parts = build_parts(load_config(path))
+    parts = composition_of(load_config(path))
     assert "weight_sync" in [entry.name for entry in parts.plan.plugins]
 
 

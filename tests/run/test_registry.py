@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from hooktrainer import Plugin
+from hooktrainer._util.registry import registered_in
 from hooktrainer.errors import ConfigError
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping, load_config
-from hooktrainer.run.registry import KINDS, known, resolve
+from hooktrainer.run.registry import KINDS
 
 RUN = """
 task: sort_digits
@@ -67,33 +68,34 @@ def write(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
 
 def refusal(use: str, kind: str = "plugins") -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(kind, use)  # type: ignore[arg-type]
+        KINDS[kind].resolve(use)
     return str(caught.value)
 
 
 def test_every_registered_name_leads_to_a_class_that_can_be_used() -> None:
     for kind in KINDS:
-        assert known(kind)
-        for name, registered in known(kind).items():
-            assert resolve(kind, name).__qualname__ == registered.target.rpartition(":")[2]
+        assert KINDS[kind]
+        for name, registered in KINDS[kind].items():
+            assert KINDS[kind].resolve(name).__qualname__ == registered.target.rpartition(":")[2]
 
 
 def test_registered_names_are_sorted_and_say_who_registers_them() -> None:
-    assert list(known("plugins")) == sorted(known("plugins"))
-    assert known("plugins")["weight_sync"].target == "hooktrainer_plugins.weight_sync:WeightSync"
-    assert known("plugins")["weight_sync"].distribution == "hooktrainer"
+    assert list(KINDS["plugins"]) == sorted(KINDS["plugins"])
+    assert KINDS["plugins"]["weight_sync"].target == "hooktrainer_plugins.weight_sync:WeightSync"
+    assert KINDS["plugins"]["weight_sync"].distribution == "hooktrainer"
 
 
 def test_an_unknown_name_is_refused_with_what_there_is() -> None:
     message = refusal("stalenes")
     assert message.startswith("no plugin has the name 'stalenes'; there are ")
     assert message.endswith(" Did you mean 'staleness'?")
-    assert all(name in message for name in known("plugins"))
+    assert all(name in message for name in KINDS["plugins"])
     assert refusal("sort_digit", "tasks").startswith("no task has the name 'sort_digit'")
 
 
 def test_a_module_and_a_class_name_a_plugin() -> None:
-    assert resolve("plugins", "hooktrainer_plugins.validation:Validation") is resolve("plugins", "validation")
+    by_module = KINDS["plugins"].resolve("hooktrainer_plugins.validation:Validation")
+    assert by_module is KINDS["plugins"].resolve("validation")
 
 
 def test_a_module_that_does_not_exist_is_told_from_one_that_fails(
@@ -101,7 +103,8 @@ def test_a_module_that_does_not_exist_is_told_from_one_that_fails(
 ) -> None:
     folder = write("broken_module.py", "import attrs\nimport not_installed_anywhere\n").parent
     monkeypatch.syspath_prepend(folder)
-    assert refusal("nowhere.deep:Mine") == "there is no module 'nowhere'; a file is named as in my_plugin.py:Class"
+    there = "there is no module 'nowhere'; a file is written with its extension, as in my_file.py:Name"
+    assert refusal("nowhere.deep:Mine") == there
     message = refusal("broken_module:Mine")
     assert message.startswith("importing broken_module failed: ModuleNotFoundError: No module named 'not_installed_any")
     assert message.endswith("broken_module.py, line 2)")
@@ -112,7 +115,7 @@ def test_a_module_that_does_not_exist_is_told_from_one_that_fails(
 def test_what_a_module_raised_is_the_cause_of_the_error(write: Callable[[str, str], Path]) -> None:
     path = write("raises.py", "import attrs\n\n\ndef f():\n    raise KeyError('k')\n\n\nf()\n")
     with pytest.raises(ConfigError, match=r"raises\.py failed: KeyError: 'k' \(.*raises\.py, line 5\)$") as caught:
-        resolve("plugins", f"{path}:Mine")
+        KINDS["plugins"].resolve(f"{path}:Mine")
     assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(ConfigError, match=r"^plugins\[1\]: importing ") as caught:
         config_from_mapping(yaml.safe_load(RUN) | {"plugins": ["weight_sync", f"{path}:Mine"]})
@@ -128,15 +131,15 @@ def test_a_syntax_error_in_a_file_is_shown_with_its_line(write: Callable[[str, s
 
 def test_a_file_is_executed_once_and_its_classes_can_be_pickled(write: Callable[[str, str], Path]) -> None:
     path = write("mine.py", PLUGIN)
-    mine, other = resolve("plugins", f"{path}:Mine"), resolve("plugins", f"{path}:Other")
+    mine, other = KINDS["plugins"].resolve(f"{path}:Mine"), KINDS["plugins"].resolve(f"{path}:Other")
     assert issubclass(other, mine)
-    assert resolve("plugins", f"{path.parent / 'x' / '..' / 'mine.py'}:Mine") is mine
+    assert KINDS["plugins"].resolve(f"{path.parent / 'x' / '..' / 'mine.py'}:Mine") is mine
     assert pickle.loads(pickle.dumps(mine(every=5))) == mine(every=5)
 
 
 def test_two_files_of_one_name_are_two_modules(write: Callable[[str, str], Path]) -> None:
     first, second = write("a/mine.py", PLUGIN), write("b/mine.py", PLUGIN)
-    assert resolve("plugins", f"{first}:Mine") is not resolve("plugins", f"{second}:Mine")
+    assert KINDS["plugins"].resolve(f"{first}:Mine") is not KINDS["plugins"].resolve(f"{second}:Mine")
 
 
 def test_a_file_beside_the_yaml_is_found_from_any_directory(
@@ -150,7 +153,7 @@ def test_a_file_beside_the_yaml_is_found_from_any_directory(
     for paths, folder, every in (((first,), "a", 4), ((Path("a/run.yaml"), second), "b", 3)):
         config = load_config(*paths)
         assert config.plugins[0].use == f"{tmp_path / folder / 'mine.py'}:Mine"
-        (entry,) = build_parts(config).plan.plugins
+        (entry,) = composition_of(config).plan.plugins
         assert (entry.name, entry.plugin.every) == ("mine", every)
 
 
@@ -159,9 +162,9 @@ def test_a_file_beside_the_yaml_is_found_from_any_directory(
     [
         ("Mien", "mine.py has no class 'Mien'. Did you mean 'Mine'?"),
         ("number", "mine.py has no class 'number', but an object of type int."),
-        ("NoPlugin", "is no plugin: it must be a subclass of hooktrainer.Plugin"),
-        ("Bare", "is no attrs class, so it has no options: write @attrs.define above it"),
-        ("Forgotten", "is no attrs class, so it has no options: write @attrs.define above it"),
+        ("NoPlugin", "is not a plugin: it must be a subclass of hooktrainer.Plugin"),
+        ("Bare", "is not an attrs class, so it has no options: write @attrs.define above it"),
+        ("Forgotten", "is not an attrs class, so it has no options: write @attrs.define above it"),
     ],
 )
 def test_a_class_that_is_no_plugin_is_refused_with_the_way_out(
@@ -180,7 +183,7 @@ def test_a_file_that_is_not_there_is_refused_with_the_closest_one(write: Callabl
 
 def test_a_file_without_a_class_is_told_to_name_one() -> None:
     assert refusal("early_row.py") == (
-        "'early_row.py' is a file; add :Class, the name of the class in it, as in early_row.py:MyClass"
+        "'early_row.py' is a file; append the name of the class in it, as in early_row.py:MyClass"
     )
 
 
@@ -190,7 +193,7 @@ def test_an_attribute_without_a_type_is_no_option_and_the_fault_says_how_it_beco
         config_from_mapping(yaml.safe_load(RUN) | {"plugins": plugins})
     assert str(caught.value) == (
         "plugins[0].limit: unknown key 'limit'; untyped takes every. "
-        "Untyped has it as an attribute without a type, which is no option; annotate it: limit: int = 3"
+        "Untyped has it as an attribute without a type, which is not an option; annotate it: limit: int = 3"
     )
     with pytest.raises(ConfigError, match="takes every\\. Did you") as caught:
         config_from_mapping(yaml.safe_load(RUN) | {"plugins": [{"use": f"{__name__}:Untyped", "fixed": 5}]})
@@ -235,11 +238,11 @@ def test_a_name_that_two_distributions_register_is_refused_with_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, TwoMore(tmp_path)])
-    known.cache_clear()
+    registered_in.cache_clear()
     try:
-        assert resolve("plugins", "alpha") is Namesake
+        assert KINDS["plugins"].resolve("alpha") is Namesake
         assert refusal("namesake") == (
             f"'namesake' is registered by alpha and beta; name the class itself, as in {__name__}:Namesake"
         )
     finally:
-        known.cache_clear()
+        registered_in.cache_clear()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hooktrainer.errors import ConfigError
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.registry import resolve
+from hooktrainer.run.registry import SINKS
 
 RUN = {
     "task": "sort_digits",
@@ -19,7 +19,7 @@ RUN = {
     "rollout": "inline",
     "trainer": {"total_steps": 1, "train_batch_size": 8, "ppo_mini_batch_size": 8},
 }
-SINKS = """
+MODULE = """
 from hooktrainer import Plugin
 
 class Good:
@@ -43,7 +43,7 @@ class Mute:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Has a module with sinks that can be imported, and is forgotten afterwards."""
-    (tmp_path / "odd_sinks.py").write_text(SINKS)
+    (tmp_path / "odd_sinks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     for name in [name for name in sys.modules if "odd_sinks" in name]:
@@ -59,11 +59,11 @@ def test_a_sink_is_named_by_its_class_in_a_module_or_in_a_file_beside_the_workin
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    names = ("console", "odd_sinks:Good", "odd_sinks.py:Good", f"{folder}/odd_sinks.py:Good")
+    names = ("console", "odd_sinks:Good", "odd_sinks.py:Good")
     config = config_from_mapping(with_sinks(*names))
-    (entry,) = [entry for entry in build_parts(config).plan.plugins if entry.name == "log_after_collect"]
-    assert entry.plugin.sinks == names
-    assert resolve("sinks", names[2]) is resolve("sinks", names[3])
+    (entry,) = [entry for entry in composition_of(config).plan.plugins if entry.name == "log_after_collect"]
+    assert entry.plugin.sinks == (*names[:2], f"{folder}/odd_sinks.py:Good")
+    assert SINKS.resolve(names[2]) is SINKS.resolve(entry.plugin.sinks[2])
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,13 @@ def test_a_sink_is_named_by_its_class_in_a_module_or_in_a_file_beside_the_workin
     [
         (
             "OnlyDirectory",
-            "a sink is made as OnlyDirectory(directory, total_steps), but OnlyDirectory of odd_sinks takes (directory)",
+            (
+                "a sink is constructed as OnlyDirectory(directory, total_steps), "
+                "but OnlyDirectory of odd_sinks takes (directory)"
+            ),
         ),
         ("NeedsMore", "takes (directory, total_steps, width): missing a required"),
-        ("Mute", "Mute of odd_sinks is no sink: it has no write, close (hooktrainer.ports.Sink)"),
+        ("Mute", "Mute of odd_sinks is not a sink: it has no write, close (hooktrainer.ports.Sink)"),
         ("Godo", "odd_sinks has no class 'Godo'. Did you mean 'Good'?"),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hooktrainer import build_trainer, load_config
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("quickstart", "sync", "process")
@@ -62,7 +62,7 @@ def test_the_quickstart_overlaps_and_the_synchronous_run_does_not() -> None:
     assert quickstart.trainer.num_warmup_batches > sync.trainer.num_warmup_batches == 0
     assert quickstart.trainer.parameter_sync_step == sync.trainer.parameter_sync_step == 4
     for config in (quickstart, sync):
-        build_parts(config)
+        composition_of(config)
 
 
 def test_the_example_in_python_runs(

@@ -32,7 +32,7 @@ from hooktrainer import Plugin, Priority, load_config, on
 from hooktrainer.bus.plan_text import describe
 from hooktrainer.cli import main
 from hooktrainer.events import StepEnd
-from hooktrainer.run.composition import build_parts
+from hooktrainer.run.composition import composition_of
 from hooktrainer.testing import FakeBus
 
 FRONT = ROOT / "README.md"
@@ -83,7 +83,7 @@ def test_its_configurations_compose(block: Block, tmp_path: Path) -> None:
 
     config = load_config(*([] if whole else [BASE]), tmp_path / "shown.yaml")
 
-    assert build_parts(config).plan.plugins or not config.plugins
+    assert composition_of(config).plan.plugins or not config.plugins
 
 
 def name_of(entry: object) -> object:
@@ -160,7 +160,7 @@ def test_its_plan_is_a_part_of_the_quickstarts() -> None:
         pytest.skip("shown in a console block")
     shown = text.split("$ hooktrainer plan configs/quickstart.yaml\n...\n")[1].split("```")[0]
 
-    plan = describe(build_parts(load_config(BASE)).plan)
+    plan = describe(composition_of(load_config(BASE)).plan)
 
     assert shown in plan
 

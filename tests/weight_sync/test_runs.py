@@ -30,7 +30,7 @@ from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.rollout.thread import ThreadOptions
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.registry import known
+from hooktrainer.run.registry import KINDS
 from hooktrainer.weight_sync.checksums import checksum
 from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
 from hooktrainer.weight_sync.same_host import SameHostTransport
@@ -356,7 +356,7 @@ PLUGIN_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "disk_space": {"keep_free_gb": 0.0},
 }
 PLUGINS: Mapping[str, object] = {
-    name: {"use": name, **PLUGIN_OPTIONS.get(name, {})} for name in sorted(known("plugins")) if name != "weight_sync"
+    name: {"use": name, **PLUGIN_OPTIONS.get(name, {})} for name in sorted(KINDS["plugins"]) if name != "weight_sync"
 }
 NEEDED_BY = {"metric_aggregation": ("log_after_collect", "kl_guard")}  # which read the row that it makes
 

@@ -1,0 +1,176 @@
+"""Resolve the names that a configuration gives: one syntax and one set of errors for every kind of object.
+
+A name is registered (`staleness`), or gives a module (`package.module:Name`) or a file (`file.py:Name`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import attrs
+
+from hooktrainer._util.imports import load_module, require_file
+from hooktrainer.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+NAMES_A: Final = "hooktrainer.names_a"
+"""Key of field metadata: the `Kind` that the value of an option is a name of."""
+
+
+@attrs.frozen
+class Registered:
+    """The object that a registered name refers to."""
+
+    target: str
+    """`package.module:Name`."""
+    distribution: str = "hooktrainer"
+    """The installed distribution that registers the name."""
+    rivals: tuple[str, ...] = ()
+    """Other distributions that register the same name."""
+
+
+def _accept(_found: Any, _where: str) -> None:
+    """Accept any class or function."""
+
+
+@attrs.frozen(eq=False)
+class Kind(Mapping[str, Registered], Generic[T]):
+    """A kind of object that a configuration can name, as a mapping of its registered names."""
+
+    noun: str
+    """What messages call one object of this kind."""
+    group: str = ""
+    """Entry-point group that registers names; empty if `table` has all of them."""
+    table: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    """Names registered in code, each with `package.module:name`."""
+    thing: Literal["class", "function"] = "class"
+    """The Python object behind a name."""
+    check: Callable[[Any, str], None] = attrs.field(default=_accept, repr=False)
+    """Raises `ConfigError` for an object of another kind; receives the object and the module or file it is from."""
+
+    def resolve(self, name: str) -> T:
+        """Return the object behind a name; a relative file is relative to the working directory.
+
+        Raises `ConfigError`, caused by the exception of a module that failed during its import.
+        """
+        target = name
+        if ":" not in name:
+            self._check_registered(name, ())
+            target = self[name].target
+        where, _, attribute = target.rpartition(":")
+        module = load_module(where)
+        found: Any = getattr(module, attribute, None)
+        if not self._is_thing(found):
+            alike = inspect.isclass if self.thing == "class" else inspect.isroutine
+            similar = [key for key, value in vars(module).items() if alike(value)]
+            other = f", but an object of type {type(found).__name__}" if hasattr(module, attribute) else ""
+            raise ConfigError(f"{where} has no {self.thing} '{attribute}'{other}.{did_you_mean(attribute, similar)}")
+        self.check(found, where)
+        return typing.cast("T", found)
+
+    def check_name(self, name: str, *, besides: tuple[str, ...] = ()) -> None:
+        """Raise `ConfigError` unless the name is in `besides`, registered once, or resolvable.
+
+        Registered names are not imported. Neither are functions, since their module may import torch; a file with
+        functions must exist.
+        """
+        where, colon, attribute = name.rpartition(":")
+        if name in besides:
+            return
+        if not colon:
+            self._check_registered(name, besides)
+        elif self.thing == "class":
+            self.resolve(name)
+        elif where.endswith(".py") and attribute.isidentifier():
+            require_file(Path(where))
+        elif not all(part.isidentifier() for part in (*where.split("."), attribute)):
+            raise ConfigError(f"'{name}' is not a name; write {self._forms()}")
+
+    def option(
+        self, default: str, *, besides: tuple[str, ...] = (), validator: Sequence[Callable[..., None]] = ()
+    ) -> Any:
+        """Declare an option whose value is a name of this kind, or one of `besides`.
+
+        YAML may write `file.py:Name` relative to the YAML file.
+        """
+
+        def is_name(_instance: object, _field: attrs.Attribute[str], value: str) -> None:
+            self.check_name(value, besides=besides)
+
+        checks = [attrs.validators.instance_of(str), is_name, *validator]
+        return attrs.field(default=default, validator=checks, metadata={NAMES_A: self})
+
+    def __getitem__(self, name: str) -> Registered:
+        return self._registered()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registered())
+
+    def __len__(self) -> int:
+        return len(self._registered())
+
+    def _registered(self) -> Mapping[str, Registered]:
+        if self.group:
+            return registered_in(self.group)
+        return {name: Registered(target) for name, target in self.table.items()}
+
+    def _check_registered(self, name: str, besides: tuple[str, ...]) -> None:
+        if name.endswith(".py"):
+            example = "MyClass" if self.thing == "class" else "my_function"
+            text = f"'{name}' is a file; append the name of the {self.thing} in it, as in {name}:{example}"
+            raise ConfigError(text)
+        known = (*besides, *self)
+        if name not in self:
+            there = f"there are {', '.join(known)}" if known else "none is registered"
+            text = f"no {self.noun} has the name '{name}'; {there}, or write {self._forms()}"
+            raise ConfigError(f"{text}.{did_you_mean(name, known)}")
+        if rivals := self[name].rivals:
+            owners = " and ".join((self[name].distribution, *rivals))
+            text = f"'{name}' is registered by {owners}; name the {self.thing} itself, as in {self[name].target}"
+            raise ConfigError(text)
+
+    def _forms(self) -> str:
+        name = "Class" if self.thing == "class" else "function"
+        return f"package.module:{name} or file.py:{name}"
+
+    def _is_thing(self, found: object) -> bool:
+        return isinstance(found, type) if self.thing == "class" else callable(found)
+
+
+@cache
+def registered_in(group: str) -> Mapping[str, Registered]:
+    """Return the names that installed distributions register in an entry-point group, sorted."""
+    found: dict[str, Registered] = {}
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, _owner(point))):
+        first = found.setdefault(point.name, Registered(point.value, _owner(point)))
+        if first.distribution != _owner(point):
+            found[point.name] = attrs.evolve(first, rivals=(*first.rivals, _owner(point)))
+    return MappingProxyType(found)
+
+
+def check_call(made: type, where: str, noun: str, **arguments: object) -> None:
+    """Raise `ConfigError` unless a class can be called with these arguments, by position and in this order."""
+    name = made.__name__
+    try:
+        signature = inspect.signature(made)
+    except ValueError:  # classes written in C may have no signature
+        return
+    try:
+        signature.bind(*arguments.values())
+    except TypeError as error:
+        text = f"a {noun} is constructed as {name}({', '.join(arguments)}), but {name} of {where} takes"
+        takes = f"({', '.join(signature.parameters)}): {error}"
+        way_out = "Make these its first parameters, and give every other one a default."
+        raise ConfigError(f"{text} {takes}. {way_out}") from error
+
+
+def _owner(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unnamed distribution"

@@ -1,0 +1,106 @@
+"""Between the YAML and the run, each plugin is constructed once, and the plan is built once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from helpers.config_yaml import BASE, written
+from hooktrainer import Plugin, build_trainer, load_config
+from hooktrainer.bus.plan import Plan
+from hooktrainer.cli import main
+from hooktrainer.config import Config
+from hooktrainer.run.composition import composition_of
+from hooktrainer.run.loading import config_from_mapping
+
+CALLS: Counter[str] = Counter()
+
+
+@attrs.define(kw_only=True)
+class Counted(Plugin):
+    """Counts its constructions."""
+
+    every: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        CALLS["plugins"] += 1
+
+
+ONCE = {"plugins": 1, "plans": 1}
+
+
+@pytest.fixture(autouse=True)
+def _count(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    build = Plan.build
+
+    def counted(*args: object, **kwargs: object) -> Plan:
+        CALLS["plans"] += 1
+        return build(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Plan, "build", counted)
+    CALLS.clear()
+    yield
+    CALLS.clear()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration of one small step, with the counted plugin."""
+    monkeypatch.chdir(tmp_path)
+    small = "trainer: {total_steps: 1, train_batch_size: 2, ppo_mini_batch_size: 2}\n"
+    text = BASE.partition("trainer:")[0] + small
+    return written(tmp_path, text + f"plugins: [metric_aggregation, weight_sync, '{__name__}:Counted']\n")
+
+
+def plugins_of(config: Config) -> list[Plugin]:
+    return [entry.plugin for entry in composition_of(config).plan.plugins]
+
+
+def test_load_config_and_build_trainer_compose_once(path: Path) -> None:
+    trainer = build_trainer(load_config(path))
+    assert CALLS == ONCE
+    trainer.fit()
+    assert CALLS == ONCE
+
+
+def test_a_mapping_is_composed_once_too() -> None:
+    named = {"task": "sort_digits", "model": "decoder", "rollout": "inline", "plugins": [f"{__name__}:Counted"]}
+    sizes = {"total_steps": 1, "train_batch_size": 2, "ppo_mini_batch_size": 2}
+    composition_of(config_from_mapping({**named, "trainer": sizes}))
+    assert CALLS == ONCE
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_a_command_composes_once(command: str, path: Path) -> None:
+    assert main([command, str(path)]) == 0
+    assert CALLS == ONCE
+
+
+def test_a_second_trainer_gets_plugins_of_its_own(path: Path) -> None:
+    config = load_config(path)
+    plugins = [*plugins_of(config), *plugins_of(config)]
+    assert CALLS == {"plugins": 2, "plans": 2}
+    assert len(set(map(id, plugins))) == len(plugins) == 6
+
+
+def test_an_evolved_configuration_is_composed_anew(path: Path) -> None:
+    config = load_config(path)
+    evolved = attrs.evolve(config, seed=3)
+    assert composition_of(evolved).config.seed == 3
+    assert CALLS == {"plugins": 2, "plans": 2}
+    composition_of(config)
+    assert CALLS == {"plugins": 2, "plans": 2}
+
+
+def test_copies_of_a_configuration_share_no_plugin(path: Path) -> None:
+    config = load_config(path)
+    copies = [config, copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))]
+    assert all(each == config for each in copies)
+    plugins = [plugin for each in copies for plugin in plugins_of(each)]
+    assert len(set(map(id, plugins))) == len(plugins) == 12
