@@ -58,7 +58,7 @@ def test_an_override_by_a_name_that_two_plugins_have_is_a_fault(tmp_path: Path) 
     first, second = faults(tmp_path, TWO.replace("name: b", "name: a"), "plugins.a.every=1")
     expected = "several plugins have the name 'a'; give each a `name`, or use one of the indices [0, 1]"
     assert first == f"plugins.a.every: {expected}"
-    assert second.startswith("plugins[1]: plugins[0] has the name 'a' too")
+    assert second.startswith("plugins[1]: plugins[0] is named 'a' too")
 
 
 def test_an_override_of_a_list_that_is_not_there_names_its_length(tmp_path: Path) -> None:
