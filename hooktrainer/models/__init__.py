@@ -1,5 +1,5 @@
-"""Policies, LoRA and scoring."""
+"""Language models: the built-in decoder, its options, LoRA adapters and scoring."""
 
 from __future__ import annotations
 
-__all__ = ["decoder", "kv_cache", "lora", "policy", "scoring", "transformer"]
+__all__ = ["decoder", "kv_cache", "lora", "options", "policy", "scoring"]

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: RMSNorm, causal attention with a key-value cache, learned or rotary positions.
+"""Decoder-only transformer: RMSNorm, causal attention with a key-value cache, learned or rotary positions.
 
 Shapes: B rows, L tokens, H heads, D width of a head, V vocabulary.
 """
@@ -20,11 +20,11 @@ Positions: TypeAlias = Literal["learned", "rotary"]
 Rotation: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines, each of shape (B or 1, L, 1, D)."""
 Extend: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes keys and values of new tokens, gives those of all tokens so far."""
+"""Function from keys and values of new tokens to those of all tokens so far."""
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each behind a norm and added to the stream."""
+    """Attention and a feed-forward network, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Layer(nn.Module):
         self.mlp_out = nn.Linear(mlp_ratio * width, width, bias=False)
 
     def forward(self, stream: Tensor, rotation: Rotation | None, mask: Tensor | None, memory: Extend | None) -> Tensor:
-        """One layer over (B, L, width); without a mask, causal over these tokens, or of one token over everything."""
+        """Apply the layer to (B, L, width). Without a mask, attention is causal, or full for a single token."""
         rows, length, width = stream.shape
         qkv = self.qkv(self.attention_norm(stream)).view(rows, length, 3, self.heads, -1)
         queries, keys, values = qkv.unbind(2)
@@ -54,7 +54,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The policy of `models.policy`, for up to `max_length` tokens."""
+    """The built-in policy, for at most `max_length` tokens; see `models.policy.Policy`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw all weights: variance kept by every map, the stream's kept over depth, small first logits."""
+        """Draw all weights: linear layers and the residual stream preserve the variance, initial logits are small."""
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, generator=generator)
@@ -98,78 +98,78 @@ class Decoder(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
 
     def new_cache(self, rows: int, length: int) -> KVCache:
-        """An empty cache for at most `rows` answers of at most `length` tokens, prompt included."""
+        """Return an empty cache for at most `rows` sequences of at most `length` tokens, prompt included."""
         layers, pair, heads, head_width = self._cache_shape
-        # Zeros: what is masked must not be NaN, since zero times NaN is NaN.
+        # Masked entries must not be NaN, since zero times NaN is NaN.
         return KVCache(self.embedding.weight.new_zeros(layers, pair, rows, length, heads, head_width))
 
     def forward(self, tokens: Tensor, left_pad: Tensor | None = None, *, logits_to_keep: int | None = None) -> Tensor:
-        """Logits of the next token, shape (B, L, V); see `models.policy.Policy`."""
+        """Return logits of the next token, shape (B, L, V); see `models.policy.Policy`."""
         return self.project(self.hidden(tokens, left_pad, states_to_keep=logits_to_keep))
 
     def hidden(self, tokens: Tensor, left_pad: Tensor | None = None, *, states_to_keep: int | None = None) -> Tensor:
-        """States behind each token, shape (B, L, width); see `models.policy.Trunk`."""
-        places, mask = self._padded_places(tokens.shape[1], left_pad)
-        stream = self._read(tokens, places, mask)
+        """Return the state after each token, shape (B, L, width); see `models.policy.Trunk`."""
+        positions, mask = self._positions_and_mask(tokens.shape[1], left_pad)
+        stream = self._read(tokens, positions, mask)
         return self.norm(stream if states_to_keep is None else stream[:, stream.shape[1] - states_to_keep :])  # type: ignore[no-any-return]
 
     def project(self, states: Tensor) -> Tensor:
-        """Logits of the next token from states, shape (..., width) -> (..., V)."""
+        """Return logits of the next token for these states, shape (..., width) -> (..., V)."""
         return self.head(states)  # type: ignore[no-any-return]
 
     def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: KVCache) -> Tensor:
-        """Read texts into an empty cache; logits of the token behind each, shape (B, V)."""
-        # Padding on the right is behind all that is real, where no real token looks.
-        places, _ = self._padded_places(tokens.shape[1], None)
-        stream = self._read(tokens, places, None, cache)
+        """Process texts into an empty cache; return logits of the next token of each, shape (B, V)."""
+        # Padding on the right comes after all real tokens, and attention is causal.
+        positions, _ = self._positions_and_mask(tokens.shape[1], None)
+        stream = self._read(tokens, positions, None, cache)
         cache.lengths = list(lengths)
         last = torch.tensor(lengths, device=stream.device) - 1
         return self.project(self.norm(stream[torch.arange(len(tokens), device=stream.device), last]))
 
     def decode(self, tokens: Tensor, cache: KVCache) -> Tensor:
-        """Read one more token of every row of a cache; logits of the token behind it, shape (B, V)."""
+        """Process one more token for every row of a cache; return logits of the next token, shape (B, V)."""
         self._check_length(max(cache.lengths) + 1)
-        places, mask = cache.next_places()
-        stream = self._read(tokens[:, None], places, mask, cache)
+        positions, mask = cache.next_positions()
+        stream = self._read(tokens[:, None], positions, mask, cache)
         cache.lengths = [length + 1 for length in cache.lengths]
         return self.project(self.norm(stream[:, 0]))
 
-    def _read(self, tokens: Tensor, places: Tensor, mask: Tensor | None, cache: KVCache | None = None) -> Tensor:
+    def _read(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None = None) -> Tensor:
         stream = self.embedding(tokens)
         rotation = None
         if self.positions is not None:
-            stream = stream + self.positions(places)
+            stream = stream + self.positions(positions)
         else:
-            cosines, sines = self.rotary[:, places, None].unbind()
+            cosines, sines = self.rotary[:, positions, None].unbind()
             rotation = (cosines, sines)
         for index, layer in enumerate(self.layers):
             stream = layer(stream, rotation, mask, None if cache is None else partial(cache.extend, index))
         return stream  # type: ignore[no-any-return]
 
-    def _padded_places(self, length: int, left_pad: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Places of tokens in their rows, (B or 1, L), and which keys they see, (B, 1, L, L)."""
+    def _positions_and_mask(self, length: int, left_pad: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return positions of the tokens, (B or 1, L), and the keys they attend to, (B, 1, L, L)."""
         self._check_length(length)
         keys = torch.arange(length, device=self.embedding.weight.device)
         if left_pad is None:
             return keys[None], None
         seen = (keys <= keys[:, None]) & (keys >= left_pad[:, None, None])
-        # A padding token sees itself: a softmax over nothing would be NaN.
+        # A padding token attends to itself, since a softmax over no key is NaN.
         mask = (seen | (keys == keys[:, None]))[:, None]
         return (keys - left_pad[:, None]).clamp(min=0), mask
 
     def _check_length(self, length: int) -> None:
         if length > self._max_length:
-            raise ValueError(f"{length} tokens do not fit into a model built for {self._max_length}")
+            raise ValueError(f"{length} tokens exceed the {self._max_length} tokens that the model was built for")
 
 
 def rotary_table(length: int, width: int, base: float = 10_000.0) -> Tensor:
-    """Cosines and sines of RoPE (2104.09864), shape (2, length, width); both halves turn by the same angles."""
+    """Return cosines and sines of RoPE (2104.09864), shape (2, length, width); both halves use the same angles."""
     frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies).repeat(1, 2)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def rotate(vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of the last dimension."""
+    """Rotate each pair (i, i + D/2) of the last dimension."""
     first, second = vectors.chunk(2, dim=-1)
     return vectors * cosines + torch.cat((-second, first), dim=-1) * sines

@@ -1,4 +1,4 @@
-"""Keys and values of answers that are decoded together, each of its own length."""
+"""Keys and values of sequences of different lengths that are decoded together."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 class KVCache:
-    """Rows stand dense at the front of memory that is set aside once, so that no work goes into empty ones."""
+    """Key-value cache in preallocated memory. Rows are dense, so that no work is spent on empty ones."""
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory
         """Shape (layers, 2, B, length, H, D)."""
         self.lengths: list[int] = []
-        """Tokens of each row that every layer has seen."""
+        """Tokens of each row that every layer has processed."""
         self._rows: Tensor | None = None
-        self._places: Tensor | None = None
+        self._positions: Tensor | None = None
 
     def append(self, other: KVCache, rows: Sequence[int]) -> None:
-        """Copies of these rows of another cache, behind the own ones."""
+        """Append copies of these rows of another cache."""
         first, width = len(self.lengths), max(other.lengths)
         index = torch.tensor(rows, device=self._memory.device)
         target = self._memory[:, :, first : first + len(rows), :width]
@@ -28,7 +28,7 @@ class KVCache:
         self.lengths += [other.lengths[row] for row in rows]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows in this order, and forget the others."""
+        """Keep these rows in this order, and drop the others."""
         moved = [(place, row) for place, row in enumerate(rows) if place != row]
         if moved:
             to, come_from = torch.tensor(moved, device=self._memory.device).unbind(1)
@@ -36,25 +36,25 @@ class KVCache:
             self._memory[:, :, to, :width] = self._memory[:, :, come_from, :width]
         self.lengths = [self.lengths[row] for row in rows]
 
-    def next_places(self) -> tuple[Tensor, Tensor | None]:
-        """Places of the next token of each row, (B or 1, 1), and which keys it sees, (B, 1, 1, K); None is all."""
+    def next_positions(self) -> tuple[Tensor, Tensor | None]:
+        """Return positions of the next tokens, (B or 1, 1), and the keys they attend to, (B, 1, 1, K), None for all."""
         device, longest = self._memory.device, max(self.lengths)
         if min(self.lengths) == longest:
-            self._places = None
+            self._positions = None
             return torch.tensor([[longest]], device=device), None
-        self._places = torch.tensor(self.lengths, device=device)
+        self._positions = torch.tensor(self.lengths, device=device)
         self._rows = torch.arange(len(self.lengths), device=device)
         keys = torch.arange(longest + 1, device=device)
-        return self._places[:, None], (keys <= self._places[:, None])[:, None, None]
+        return self._positions[:, None], (keys <= self._positions[:, None])[:, None, None]
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (B, L, H, D) behind the tokens of each row; returns all keys and values so far."""
+        """Append (B, L, H, D) to the tokens of each row; return all keys and values so far."""
         rows, start = len(keys), max(self.lengths, default=0)
         end = start + keys.shape[1]
         memory = self._memory[layer, :, :rows, :end]
         for kept, new in zip(memory, (keys, values), strict=True):
-            if self._places is None:  # all rows are of one length
+            if self._positions is None:  # all rows have the same length
                 kept[:, start:] = new
             else:
-                kept[self._rows, self._places] = new[:, 0]
+                kept[self._rows, self._positions] = new[:, 0]
         return memory[0], memory[1]

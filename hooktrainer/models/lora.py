@@ -1,7 +1,8 @@
-"""Low-rank adapters (2106.09685) on the linear layers of a policy; engines get one set of merged weights.
+"""Low-rank adapters (LoRA, 2106.09685) on the linear layers of a policy.
 
-An adapter is never sent beside its base: `merged_state` has the base with the adapter in it, under the names of the
-plain model, and engines hold the plain model (`without_adapters`). So nothing is applied twice, and nothing forgotten.
+Adapters are merged into their base before they are published. `merged_state` returns the merged weights under the names
+of the plain model, and engines hold the plain model (`without_adapters`). An adapter can be neither applied twice nor
+missing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hooktrainer.models.policy import full_state
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer W and a trained update: (W + alpha / rank · B A) x + bias."""
+    """Linear layer with frozen weights W and a trained low-rank update: (W + alpha / rank · B A) x + bias."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -28,21 +29,21 @@ class LoraLinear(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Shape (..., in_features) -> (..., out_features)."""
+        """Apply the layer. Shape (..., in_features) -> (..., out_features)."""
         update = functional.linear(functional.linear(inputs, self.lora_a), self.lora_b)
         return functional.linear(inputs, self.weight, self.bias) + self.scale * update
 
     @torch.no_grad()
     def merged(self) -> Tensor:
-        """W + alpha / rank · B A, in new memory."""
+        """Return W + alpha / rank · B A in new memory."""
         return torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
 
 
 def add_lora(policy: nn.Module, *, targets: Sequence[str], rank: int, alpha: float, seed: int = 0) -> None:
-    """Freeze a policy, and put an adapter that changes nothing yet on every linear layer that a target names.
+    """Freeze a policy, and add an adapter, initially zero, to every linear layer that a target names.
 
-    A target is the last part of a layer's name (`qkv`) or the whole (`layers.0.qkv`). To be called once, in a model's
-    `build`. Raises `ValueError` if a target matches no layer, or a layer's weights are tied to others.
+    A target is the last part of a layer's name (`qkv`) or the whole name (`layers.0.qkv`). Call this once, in a model's
+    `build`. Raise `ValueError` if a target matches no layer, or if the weights of a layer are tied to others.
     """
     if any(isinstance(module, LoraLinear) for module in policy.modules()):
         raise ValueError("this policy has adapters already; a second `add_lora` would apply two")
@@ -59,7 +60,7 @@ def add_lora(policy: nn.Module, *, targets: Sequence[str], rank: int, alpha: flo
 
 
 def without_adapters(policy: nn.Module) -> nn.Module:
-    """The plain model: every adapted layer as a linear one with merged weights. Changes and returns the policy."""
+    """Replace every adapted layer by a linear layer with merged weights, in place; return the policy."""
     for name, module in list(policy.named_modules()):
         if isinstance(module, LoraLinear):
             plain = nn.Linear(module.lora_a.shape[1], module.lora_b.shape[0], device="meta")  # draws no random numbers
@@ -69,19 +70,32 @@ def without_adapters(policy: nn.Module) -> nn.Module:
 
 
 def merged_state(policy: nn.Module) -> Mapping[str, Tensor]:
-    """As `full_state` of the plain model. What is merged is computed anew at each access, one tensor at a time."""
+    """Return the state of the plain model, as `full_state` does; with adapters, as a `hooktrainer.ports.WeightSource`.
+
+    Merged weights are computed at each access, one tensor at a time.
+    """
     adapters = dict(_adapters(policy))
-    return _Merged(full_state(policy), adapters) if adapters else full_state(policy)
+    return MergedWeights(full_state(policy), adapters) if adapters else full_state(policy)
 
 
-class _Merged(Mapping[str, Tensor]):
+class MergedWeights(Mapping[str, Tensor]):
+    """Weights of the plain model; those of adapted layers are merged when they are read."""
+
     def __init__(self, state: Mapping[str, Tensor], adapters: Mapping[str, LoraLinear]) -> None:
         own = {f"{name}.{part}" for name in adapters for part in ("lora_a", "lora_b")}
         self._plain = {name: tensor for name, tensor in state.items() if name not in own}
-        self._merged = {f"{name}.weight": adapter for name, adapter in adapters.items()}
+        self._adapters = {f"{name}.weight": adapter for name, adapter in adapters.items()}
+
+    def spec(self) -> Mapping[str, Tensor]:
+        """Return the stored tensors, and ones on the device `meta` for those that are merged."""
+        merged = {name: adapter.weight.detach().to("meta") for name, adapter in self._adapters.items()}
+        return self._plain | merged
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._merged[name].merged() if name in self._merged else self._plain[name]
+        return self._adapters[name].merged() if name in self._adapters else self._plain[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._plain
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._plain)
@@ -96,7 +110,7 @@ def _adapters(policy: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 def _check_targets(targets: Sequence[str], linear: Mapping[str, object], matched: Mapping[str, object]) -> None:
     if isinstance(targets, str):
-        raise TypeError(f"targets is a sequence of names, found {targets!r}; write ({targets!r},)")
+        raise TypeError(f"targets must be a sequence of names, found {targets!r}; write ({targets!r},)")
     ends = {name.rpartition(".")[2] for name in linear}
     if not matched:
         hints = "".join(did_you_mean(target, ends) for target in targets)

@@ -1,4 +1,4 @@
-"""The built-in model: a small decoder-only transformer, trained from scratch."""
+"""Options of the built-in model."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ class DecoderOptions:
     """A decoder-only transformer with RMSNorm, trained from scratch."""
 
     layers: int = attrs.field(default=3, validator=_COUNT)
-    """Layers."""
+    """Number of layers."""
     width: int = attrs.field(default=96, validator=_COUNT)
-    """Width of the residual stream; a multiple of `heads`, of twice that with rotary positions."""
+    """Width of the residual stream: a multiple of `heads`, or of twice `heads` with rotary positions."""
     heads: int = attrs.field(default=4, validator=_COUNT)
-    """Attention heads."""
+    """Number of attention heads."""
     mlp_ratio: int = attrs.field(default=4, validator=_COUNT)
-    """Width of the feed-forward network over `width`."""
+    """Width of the feed-forward network, divided by `width`."""
     positions: Literal["learned", "rotary"] = attrs.field(default="learned", validator=in_(("learned", "rotary")))
-    """How places are told apart: embeddings that are added, or rotations of queries and keys. Where an answer depends
-    on the place itself, and not on distances, `learned` is much the faster to train."""
+    """`learned`: added embeddings. `rotary`: rotations of queries and keys. `learned` trains much faster where answers
+    depend on absolute positions."""
     tied: bool = attrs.field(default=False, validator=instance_of(bool))
     """Whether embedding and head share their weights."""
 
     def __attrs_post_init__(self) -> None:
-        unit = self.heads if self.positions == "learned" else 2 * self.heads  # rotations turn pairs
+        unit = self.heads if self.positions == "learned" else 2 * self.heads  # a rotation acts on pairs
         if self.width % unit:
             raise ValueError(
-                f"'width' is {self.width}; {self.heads} heads and {self.positions} positions need a multiple of {unit}"
+                f"'width' is {self.width}, but {self.heads} heads with {self.positions} positions "
+                f"require a multiple of {unit}"
             )
 
     def build(self, *, vocab_size: int, max_length: int, seed: int) -> nn.Module:
-        """A new model for up to `max_length` tokens; one seed always gives the same weights."""
+        """Build a model for at most `max_length` tokens. The seed determines the weights."""
         import torch
 
         from hooktrainer.models.decoder import Decoder
 
-        with torch.random.fork_rng(devices=()):  # the layers' own initialization draws from the global generator
+        with torch.random.fork_rng(devices=()):  # constructors of layers draw from the global generator
             model = Decoder(vocab_size=vocab_size, max_length=max_length, **attrs.asdict(self))
         model.initialize(torch.Generator().manual_seed(seed))
         return model

@@ -1,4 +1,4 @@
-"""What sampler and learner ask of a language model."""
+"""Protocols of a language model that sampler and learner use."""
 
 from __future__ import annotations
 
@@ -10,67 +10,67 @@ from torch import Tensor, nn
 
 
 class Cache(Protocol):
-    """What a model remembers of the tokens before: one row an answer, each of its own length."""
+    """Cache of processed tokens, one row per sequence; lengths differ."""
 
     def append(self, other: Self, rows: Sequence[int]) -> None:
-        """Copies of these rows of another cache, behind the own ones."""
+        """Append copies of these rows of another cache."""
         ...
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows in this order, and forget the others."""
+        """Keep these rows in this order, and drop the others."""
         ...
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """A decoder-only language model, as a module."""
+    """Decoder-only language model, an `nn.Module`."""
 
     def __call__(self, tokens: Tensor, left_pad: Tensor | None = None, *, logits_to_keep: int | None = None) -> Tensor:
-        """Logits of the next token, shape (B, L, V); of the last `logits_to_keep` positions only if that is given.
+        """Return logits of the next token, shape (B, L, V), or of the last `logits_to_keep` positions only.
 
-        `tokens` has the shape (B, L). The first `left_pad` (B,) tokens of a row are padding, which nothing may depend
-        on; None means no padding.
+        `tokens` has the shape (B, L). The first `left_pad` (B,) tokens of a row are padding, on which no logits may
+        depend; None means no padding.
         """
         ...
 
     def new_cache(self, rows: int, length: int) -> Cache:
-        """An empty cache for at most `rows` answers of at most `length` tokens, prompt included."""
+        """Return an empty cache for at most `rows` sequences of at most `length` tokens, prompt included."""
         ...
 
     def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: Cache) -> Tensor:
-        """Read B texts into an empty cache; logits of the token behind each, shape (B, V).
+        """Process B texts into an empty cache; return logits of the next token of each, shape (B, V).
 
-        `tokens` has the shape (B, L); what stands behind a row's length is padding, which nothing may depend on.
+        `tokens` has the shape (B, L). Tokens after a row's length are padding, on which no logits may depend.
         """
         ...
 
     def decode(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Read one more token (B,) of every row of a cache; logits of the token behind it, shape (B, V)."""
+        """Process one more token (B,) for every row of a cache; return logits of the next token, shape (B, V)."""
         ...
 
 
 @runtime_checkable
 class Trunk(Protocol):
-    """What a model has beside that if a critic is to read its hidden states."""
+    """Additional methods of a model whose hidden states a critic uses."""
 
     width: int
-    """Numbers in one state."""
+    """Size of one hidden state."""
 
     def hidden(self, tokens: Tensor, left_pad: Tensor | None = None, *, states_to_keep: int | None = None) -> Tensor:
-        """States behind each token, shape (B, L, width), of the last `states_to_keep` positions only if that is given.
+        """Return the state after each token, shape (B, L, width), or of the last `states_to_keep` positions only.
 
-        `tokens` and `left_pad` are those of `Policy`.
+        `tokens` and `left_pad` are as in `Policy`.
         """
         ...
 
     def project(self, states: Tensor) -> Tensor:
-        """The logits that a call would give, from states, shape (..., width) -> (..., V)."""
+        """Return the logits for these states, shape (..., width) -> (..., V)."""
         ...
 
 
 @contextmanager
 def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Nothing drops out of these modules inside of it; afterwards every part is in the mode that it was in."""
+    """Put modules in eval mode for the block, and restore the mode of every submodule afterwards."""
     training = [part for module in modules for part in module.modules() if part.training]
     try:
         for module in modules:
@@ -82,10 +82,9 @@ def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
 
 
 def full_state(module: nn.Module) -> Mapping[str, Tensor]:
-    """All parameters and buffers by name, detached, not copied.
+    """Return all parameters and buffers by name, detached, not copied.
 
-    Unlike a state dict this has non-persistent buffers too, so that nothing can drift apart between two modules. Tied
-    tensors have all their names.
+    Unlike a state dict, it contains non-persistent buffers, and tied tensors under all their names.
     """
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return {name: tensor.detach() for name, tensor in named}

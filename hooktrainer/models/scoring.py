@@ -1,4 +1,4 @@
-"""What a module says of a text, without changing anything of it."""
+"""Log-probabilities of a text, computed without changing the module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hooktrainer.ports import Floats, Tokens
 
 @torch.no_grad()
 def token_logprobs(module: nn.Module, tokens: Tokens, temperature: float) -> Floats:
-    """Log-probability of each token given those before it, (L,) -> (L - 1,), as when it is sampled: dropout is off."""
+    """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,), without dropout."""
     text = torch.from_numpy(tokens).to(next(module.parameters()).device)
     with in_eval_mode(module):
         logits = cast("Policy", module)(text[None, :-1])

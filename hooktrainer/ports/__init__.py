@@ -15,12 +15,17 @@ from hooktrainer.ports.groups import (
     Tokens,
     Trajectory,
 )
+<<<<<<< HEAD
 from hooktrainer.ports.learner import KLControl, Learner
 from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
+=======
+from hooktrainer.ports.learner import KLControl, Learner, SupportsTrainable
+from hooktrainer.ports.replay import GroupSource, ReplayBuffer, StalenessPolicy
+>>>>>>> ba05b79 (Read weights once a sync, start timeouts at the first token, and discard answers of failed syncs)
 from hooktrainer.ports.rollout import RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful
 from hooktrainer.ports.tasks import PromptSource, Task
-from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightTransport
+from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
 
 __all__ = [
     "STRATEGIES",
@@ -50,11 +55,16 @@ __all__ = [
     "Snapshot",
     "Stateful",
     "StoredCheckpoint",
+<<<<<<< HEAD
     "Strategy",
+=======
+    "SupportsTrainable",
+>>>>>>> ba05b79 (Read weights once a sync, start timeouts at the first token, and discard answers of failed syncs)
     "Task",
     "Tokens",
     "Trajectory",
     "WeightHolder",
+    "WeightSource",
     "WeightTransport",
     "Weights",
 ]

@@ -1,4 +1,4 @@
-"""The learner: owns the weights that are trained, and updates them."""
+"""Port of the learner, which owns the trained weights and updates them."""
 
 from __future__ import annotations
 
@@ -11,47 +11,63 @@ from hooktrainer.ports.weight_sync import Weights
 
 @runtime_checkable
 class Learner(Protocol):
-    """Owns the weights being trained."""
+    """Owns the weights that are trained."""
 
     skips_nonfinite: bool
-    """Whether an update whose loss or gradient is not finite is left out and counted in `actor/skipped_updates`,
-    instead of raising `NonFiniteError`; False unless a plugin sets it."""
+    """Whether an update with a non-finite loss or gradient is skipped and counted in `actor/skipped_updates`.
+
+    Otherwise it raises `NonFiniteError`. False unless a plugin sets it."""
 
     def start_step(self, step: int) -> None:
-        """Called before the first update of a step: the weights of now are the proximal policy until the next call."""
+        """Prepare the updates of a step; the present weights are its proximal policy."""
         ...
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
-        """Make one optimizer update; returns metrics (numbers, lists, 0-d tensors or `Metric`s)."""
+        """Make one optimizer update; return metrics (numbers, lists, 0-d tensors or `Metric`s)."""
         ...
 
     def weights(self) -> Weights:
-        """What engines get: all parameters and buffers by name, adapters merged into their base. Not a copy.
+        """Return the weights for engines: all parameters and buffers by name, adapters merged. They are not copied.
 
-        A learner that trains other tensors than these, such as adapters, also has `trainable() -> Weights`: those that
-        the optimizer changes. A sync that brings nothing new although they moved is refused.
+        A learner that computes some of them returns a `WeightSource`. A learner that trains other tensors than it
+        publishes also implements `SupportsTrainable`.
         """
         ...
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """Log-probability of each token given those before it, (L,) -> (L - 1,), at sampling temperature.
+        """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,).
 
-        The canary: engines have to say the same after each sync.
+        Use the sampling temperature. Weight sync compares engines with these values.
         """
         ...
 
     def state_dict(self) -> Mapping[str, object]:
-        """All that the next update depends on: nested numbers, text, lists, dicts, tensors, arrays. Not a copy."""
+        """Return all state of training: nested numbers, text, lists, dicts, tensors, arrays. It is not copied."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave. Raises `CheckpointError`, and changes nothing, if it is another model's."""
+        """Restore the state returned by `state_dict()`.
+
+        Raise `CheckpointError`, and change nothing, if the state belongs to another model.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsTrainable(Protocol):
+    """A learner that trains other tensors than it publishes, such as adapters that are merged into their base."""
+
+    def trainable(self) -> Weights:
+        """Return the tensors that the optimizer changes, by name. They are not copied.
+
+        Weight sync raises an error if they changed and the published weights did not.
+        """
         ...
 
 
 @runtime_checkable
 class KLControl(Protocol):
-    """Says how much the divergence from the reference model weighs."""
+    """Holds the weight of the divergence from the reference model."""
 
     kl_coeff: float
-    """From the next update on; what is 0 at first stays 0, since there is no reference model then."""
+    """Coefficient of the next update. If it is 0 at the start there is no reference model, and it must stay 0."""

@@ -59,12 +59,16 @@ STRATEGIES: Final = Kind[type[Strategy]]("strategy", group="hooktrainer.strategi
 class GroupSource(Protocol):
     """The part of a replay buffer that engines use."""
 
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
         """Return up to `limit` pending groups to generate, oldest first.
 
         Block until there is one, unless `block` is False. Return nothing once the buffer is closed. The timeout of a
-        group starts here: claim a group only when its generation can start.
+        group starts here, or at `begin` if that argument is False. Claim no more groups than can start now.
         """
+        ...
+
+    def begin(self, groups: Sequence[Group]) -> None:
+        """Start the timeout of groups that were claimed with `begin=False`: work on their first token starts."""
         ...
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:

@@ -1,4 +1,4 @@
-"""The rollout engine: samples trajectories with its own copy of the published weights."""
+"""Port of the rollout engine, which samples trajectories with its own copy of the published weights."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ class RolloutEngine(WeightHolder, Protocol):
     """Answers prompts with its own copy of the published weights."""
 
     def start(self, buffer: ReplayBuffer) -> None:
-        """Begin to serve what the buffer dispatches."""
+        """Start to generate the groups that the buffer dispatches."""
         ...
 
     def pump(self) -> None:
-        """Called by the loop before it blocks in sampling; an engine without threads works here."""
+        """Generate on the loop's thread, for engines without threads; raise the error of a worker that failed.
+
+        The loop calls it before it blocks in sampling.
+        """
         ...
 
     def answer(self, prompts: Sequence[Prompt]) -> Sequence[Trajectory]:
-        """One greedy answer to each prompt, scored, on the published weights; on the caller's thread."""
+        """Return one greedy, scored answer to each prompt, from the published weights; runs on the caller's thread."""
         ...
 
     def take_metrics(self) -> Mapping[str, object]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call."""
         ...
 
     def close(self) -> None:
-        """Stop and join every worker. May be called twice, and before `start`."""
+        """Stop and join every worker. The call may be repeated, and may come before `start`."""
         ...

@@ -1,4 +1,4 @@
-"""Weight sync: what holds weights, what brings them there, and the canary that proves them."""
+"""Ports of weight sync: weights, engines that hold them, transports, and the canary that verifies them."""
 
 from __future__ import annotations
 
@@ -18,116 +18,139 @@ Weights: TypeAlias = Mapping[str, "Tensor"]
 """Tensors by name."""
 
 
+@runtime_checkable
+class WeightSource(Protocol):
+    """A mapping whose tensors are computed when they are read, such as adapters merged into their base.
+
+    A sync reads each tensor once. It takes names, shapes and dtypes from `spec`.
+    """
+
+    def spec(self) -> Weights:
+        """Return all names with shapes and dtypes, without computing a tensor.
+
+        The tensors are stored ones, or ones on the device `meta`. Names of one tensor share the object or its memory.
+        """
+        ...
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Compute the tensor of this name."""
+        ...
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class Canary:
-    """What the learner says of the text.
+    """A short text with the learner's log-probabilities, which every engine has to reproduce after a flip.
 
-    Bytes that arrived are not yet weights in use: an engine can keep a head that it once copied, or the results of a
-    prefix cache, or lay an adapter over weights that contain it already.
+    Correct bytes do not prove that the weights are in use. An engine may keep an old copy of the head or the results of
+    a prefix cache, or apply an adapter to weights that already contain it.
     """
 
     tokens: Tokens
     """Shape (L,), L ≥ 2."""
     logprobs: Floats
-    """The learner's log-probability of each token given those before it. Shape (L - 1,)."""
+    """Log-probability of each token given the tokens before it, from the learner. Shape (L - 1,)."""
     atol: float
-    """Largest difference, in nats."""
+    """Largest allowed difference, in nats."""
 
     def __attrs_post_init__(self) -> None:
         if self.logprobs.shape != (len(self.tokens) - 1,) or not self.logprobs.size:
             raise SyncError(
-                f"the learner gave log-probabilities of shape {self.logprobs.shape} for a canary of {len(self.tokens)} "
-                "tokens; one for each token but the first was expected"
+                f"the learner returned log-probabilities of shape {self.logprobs.shape} for a canary of "
+                f"{len(self.tokens)} tokens; expected one for each token but the first"
             )
         if np.isnan(self.logprobs).any():
             raise SyncError("the learner's own log-probabilities are NaN: these weights are not published")
 
     def compare(self, found: Floats, who: str) -> float:
-        """The largest difference. Raises `SyncError` if it is above `atol`.
+        """Return the largest difference to `found`; raise `SyncError` if it exceeds `atol`.
 
-        `found` has the shape (L - 1,), or (R, L - 1) from R places that hold weights.
+        `found` has the shape (L - 1,), or (R, L - 1) from R copies of the weights. `who` names the engine in errors.
         """
         rows = np.atleast_2d(np.asarray(found, dtype=np.float64))
         if rows.shape[1:] != self.logprobs.shape or not len(rows):
-            expected = f"{self.logprobs.shape}, or one such row for each place that holds weights"
-            raise SyncError(f"{who} gave log-probabilities of shape {np.shape(found)} for the canary, not {expected}")
-        same = rows == self.logprobs  # two infinities are, and their difference is not 0
+            expected = f"{self.logprobs.shape}, or one such row for each copy of the weights"
+            raise SyncError(
+                f"{who} returned log-probabilities of shape {np.shape(found)} for the canary, expected {expected}"
+            )
+        same = rows == self.logprobs  # equal infinities count as equal; their difference is NaN
         differences = np.where(same, 0.0, np.abs(np.where(same, 0.0, rows) - np.where(same, 0.0, self.logprobs)))
         worst = float(np.max(differences))
-        if not worst <= self.atol:  # NaN is not
+        if not worst <= self.atol:  # also true for NaN
             row, place = np.unravel_index(np.argmax(np.nan_to_num(differences, nan=np.inf)), differences.shape)
             raise SyncError(
-                f"{who} does not use the weights that it confirmed: of the canary's token {place + 1} (id "
+                f"{who} does not use the weights that it confirmed: for the canary's token {place + 1} (id "
                 f"{self.tokens[place + 1]}) its log-probability is {rows[row, place]:.6g}, the learner's "
-                f"{self.logprobs[place]:.6g}, a difference of {differences[row, place]:.3g} where canary_atol allows "
-                f"{self.atol:g}. A head, a tied embedding or a cache that was kept does this, or an adapter missing or "
-                "applied twice; an engine of lower precision needs a larger canary_atol"
+                f"{self.logprobs[place]:.6g}, a difference of {differences[row, place]:.3g}; canary_atol allows "
+                f"{self.atol:g}. Possible causes: an old head, tied embedding or cache, or an adapter that is missing "
+                "or applied twice. An engine of lower precision needs a larger canary_atol"
             )
         return worst
 
 
 @runtime_checkable
 class WeightHolder(Protocol):
-    """Holds two sets of weights: one in use, one that the next version is brought into.
+    """Holds two sets of weights: one in use, one into which the next version is staged.
 
-    This is what an engine of yours owes to the sync, which calls in this order: `spec`, `stage` (once a bucket),
-    `pause`, `flip`, `version`, `logprobs`, `resume`; and after a failure anywhere `unflip` where something was staged,
-    then `resume` where it was paused. Each may raise, which is such a failure. All on the loop's thread.
+    A sync calls, in this order: `spec`, `stage` (once per bucket), `pause`, `flip`, `version`, `logprobs`, `resume`.
+    After a failure at any point, it calls `unflip` on every engine that staged a bucket, then `resume` on every engine
+    that was paused. Any call may raise, which fails the sync. All calls are made on the loop's thread.
     """
 
     @property
     def version(self) -> int:
-        """Version that it samples from; -1 before the first publish."""
+        """Version that the engine samples from, -1 before the first publish."""
         ...
 
     def spec(self) -> Weights | None:
-        """Shapes and dtypes of what it takes, by name: its own tensors, or ones on the device `meta`.
+        """Return names, shapes and dtypes that the engine takes: its own tensors, or ones on the device `meta`.
 
-        Names of one tensor share the object, or the memory, and are sent once. None takes everything as the learner has
-        it.
+        Names that share the object or the memory are sent once. None means all weights, in the learner's dtypes.
         """
         ...
 
     def stage(self, weights: Weights, version: int) -> Mapping[str, int]:
-        """Copy a bucket of weights beside those in use; the first of another version forgets what was staged before.
+        """Copy a bucket into the spare set; the first bucket of a version discards an earlier one that was staged.
 
-        Returns `hooktrainer.weight_sync.checksums.checksum` of every tensor, by name, of what it then holds, read back
-        from its own memory. Tensors come on the host, contiguous, in the dtypes of `spec`, and may be reused after the
-        call. Raises without a trace in what is in use.
+        Return `hooktrainer.weight_sync.checksums.checksum` of each tensor by name, computed from the engine's own copy.
+        The tensors are contiguous, on the host, in the dtypes of `spec`, and may be reused after the call. An error
+        must leave the weights in use unchanged.
         """
         ...
 
     def pause(self) -> None:
-        """Sample nothing more with weights that no answer in work holds, until `resume`; returns once that is so."""
+        """Stop new requests until `resume`; return once no request can start on the old weights.
+
+        Requests in flight continue on the weights that they started with.
+        """
         ...
 
     def flip(self) -> None:
-        """Use the staged weights from now on; keep the old ones for `unflip`.
+        """Use the staged weights for new requests, and keep the old ones for `unflip`.
 
-        Whatever was computed with the old ones and would be used for new answers, such as a prefix cache, is forgotten.
+        Clear every cache that was computed with the old weights and would be used for new requests.
         """
         ...
 
     def unflip(self) -> None:
-        """Undo the `flip` since the last `stage`, if there was one, and forget what is staged."""
+        """Undo the `flip` since the last `stage`, if there was one, and discard staged weights."""
         ...
 
     def resume(self) -> None:
-        """Sample again; nothing to do if it was not paused."""
+        """Let new requests start; do nothing if the engine is not paused."""
         ...
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """Log-probability of each token given those before it, (L,) -> (L - 1,), by the weights in use, also if paused.
+        """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,), also while paused.
 
-        At sampling temperature, and by the way that answers are made, caches included. With several copies of the
-        weights, replicas or workers, one row each: (R, L - 1).
+        Use the weights in use, the sampling temperature, and the code path that generates answers, caches included. An
+        engine with R copies of the weights, such as replicas or workers, returns one row for each: (R, L - 1).
         """
         ...
 
 
 @runtime_checkable
 class WeightTransport(Protocol):
-    """Brings weights from the learner to engines, all or nothing."""
+    """Publishes weights of the learner on engines: on all of them or on none."""
 
     def publish(
         self,
@@ -139,10 +162,10 @@ class WeightTransport(Protocol):
         trained: Weights | None = None,
         bucket_bytes: int = ...,
     ) -> Mapping[str, object]:
-        """Stage on every engine, compare checksums, pause, flip, score the canary, resume; returns metrics.
+        """Stage on every engine, compare checksums, pause, flip, score the canary, resume; return metrics.
 
-        On a failure all engines are as before and `SyncError` is raised. `canary` is what the learner says of a fixed
-        text. `trained` is what the optimizer changes: if that moved, weights that did not are refused. `bucket_bytes`
-        bounds the memory beyond the two sets; a larger tensor goes alone.
+        Each tensor of `weights` is read once; see `WeightSource`. On a failure, restore all engines and raise
+        `SyncError`. `trained` are the tensors that the optimizer changes: if they changed, unchanged weights are
+        refused. `bucket_bytes` bounds the memory beyond the two sets of an engine; a larger tensor is sent alone.
         """
         ...

@@ -213,7 +213,7 @@ class GroupBuffer(BaseGroupSource):
 
     def _seconds_until_due(self, deadline: float | None, reminder: float) -> float:
         """Return the seconds until the next timeout of the sample or of a group, or the next reminder."""
-        limit, first = self._limits.group_timeout_s, next(self._queue.running(), None)
+        limit, first = self._limits.group_timeout_s, next(self._queue.begun(), None)
         times = [reminder, deadline, None if first is None or limit is None else first[1] + limit]
         return max(0.0, min(time for time in times if time is not None) - self._clock.now())
 

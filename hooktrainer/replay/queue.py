@@ -22,7 +22,8 @@ class QueueEntry:
 
     group: Group
     state: Literal["pending", "running", "finished"] = "pending"
-    claimed_at: float = 0.0
+    began_at: float = 0.0
+    """Time of its first work, and of its claim until then."""
 
 
 class GroupQueue:
@@ -32,6 +33,7 @@ class GroupQueue:
         self._entries: OrderedDict[int, QueueEntry] = OrderedDict()
         self._pending: deque[QueueEntry] = deque()
         self._running: OrderedDict[int, QueueEntry] = OrderedDict()  # in the order of claiming
+        self._begun: OrderedDict[int, QueueEntry] = OrderedDict()  # running ones, in the order of `begin`
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -71,24 +73,33 @@ class GroupQueue:
         """Mark the oldest pending groups as running and return them."""
         claimed = [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
         for entry in claimed:
-            entry.state, entry.claimed_at = "running", now
+            entry.state, entry.began_at = "running", now
             self._running[entry.group.number] = entry
         return [entry.group for entry in claimed]
+
+    def begin(self, group: Group, now: float) -> None:
+        """Note that work on a running group begins; repeated calls have no effect."""
+        entry = self._running.get(group.number)
+        if entry is not None and group.number not in self._begun:
+            entry.began_at = now
+            self._begun[group.number] = entry
 
     def is_running(self, group: Group) -> bool:
         """Return whether the group is being generated."""
         return group.number in self._running
 
     def finish(self, group: Group) -> float:
-        """Mark a running group as finished, store its answers, and return the time of its claim."""
+        """Mark a running group as finished, store its answers, and return the time when its work began."""
         entry = self._running.pop(group.number)
+        self._begun.pop(group.number, None)
         entry.group, entry.state = group, "finished"
-        return entry.claimed_at
+        return entry.began_at
 
     def remove(self, group: Group) -> None:
         """Remove a running or finished group."""
         del self._entries[group.number]
         self._running.pop(group.number, None)
+        self._begun.pop(group.number, None)
 
     def finished(self, *, in_order: bool = False) -> Iterator[Group]:
         """Yield finished groups, oldest first; with `in_order`, stop at the first unfinished group."""
@@ -103,9 +114,9 @@ class GroupQueue:
         oldest = (next(iter(self._running.values()), None), self._pending[0] if self._pending else None)
         return [entry.group for entry in oldest if entry is not None]
 
-    def running(self) -> Iterator[tuple[Group, float]]:
-        """Yield running groups with the times of their claims, the oldest claim first."""
-        return ((entry.group, entry.claimed_at) for entry in self._running.values())
+    def begun(self) -> Iterator[tuple[Group, float]]:
+        """Yield running groups whose work has begun, with the time of that, in the order of that time."""
+        return ((entry.group, entry.began_at) for entry in self._begun.values())
 
     def entries(self) -> list[QueueEntry]:
         """Return all entries in the order of dispatch."""

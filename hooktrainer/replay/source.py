@@ -51,15 +51,29 @@ class BaseGroupSource:
         with self._lock:
             self._filter = keep
 
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
         """Return up to `limit` pending groups to generate, oldest first.
 
-        Block until there is one, unless `block` is False. Return nothing once the buffer is closed.
+        Block until there is one, unless `block` is False. Return nothing once the buffer is closed. The timeout of a
+        group starts here, or at `begin` if that argument is False.
         """
         with self._lock:
             if block:
                 self._claimable.wait_for(lambda: self._queue.num_pending or self._closed)
-            return () if self._closed else self._queue.claim(limit, self._clock.now())
+            if self._closed:
+                return ()
+            groups = self._queue.claim(limit, self._clock.now())
+            if begin:
+                self.begin(groups)
+            return groups
+
+    def begin(self, groups: Sequence[Group]) -> None:
+        """Start the timeout of claimed groups, because work on their first token starts."""
+        with self._lock:
+            for group in groups:
+                self._queue.begin(group, self._clock.now())
+            if self._limits.group_timeout_s is not None:
+                self._sampleable.notify_all()  # `sample` has to wake for the new deadline
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
         """Hand in the answers of a claimed group; never blocks. None or no answer at all is a failure."""
@@ -117,12 +131,12 @@ class BaseGroupSource:
         return False
 
     def _fail_timed_out(self) -> None:
-        """Fail the running groups that were claimed longer than `group_timeout_s` ago."""
+        """Fail the running groups whose generation began longer than `group_timeout_s` ago."""
         limit = self._limits.group_timeout_s
         if limit is None:
             return
         latest = self._clock.now() - limit
-        for group, _ in list(itertools.takewhile(lambda running: running[1] <= latest, self._queue.running())):
+        for group, _ in list(itertools.takewhile(lambda running: running[1] <= latest, self._queue.begun())):
             error = RolloutError(f"group {group.number} ran longer than replay.group_timeout_s = {limit:g}")
             self.fail(group, error, "timeout")
             self._timed_out.add(group.number)

@@ -1,4 +1,4 @@
-"""Rollout engines: sample trajectories with a copy of the published weights."""
+"""Rollout engines, which sample trajectories with their own copy of the published weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Answers that are decoded together, on one version of the weights.
+"""Requests that are decoded together, on one version of the weights.
 
-Shapes: R answers in work, V vocabulary.
+Shapes: R rows (requests in the batch), V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hooktrainer.ports import Prompt
 from hooktrainer.rollout.options import SamplingOptions
-from hooktrainer.rollout.sampler import choose
+from hooktrainer.rollout.sampler import sample_tokens
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 if TYPE_CHECKING:
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Request:
-    """An answer in the making."""
+    """One answer to a prompt, while it is generated."""
 
     prompt: Prompt
     number: int = -1
-    """Dispatch number of its group; -1 outside of any."""
+    """Dispatch number of its group, -1 for an answer outside of groups."""
     draws: NDArray[np.float64] | None = None
-    """Random numbers, one a token; None takes the most likely tokens."""
+    """Uniform random numbers, one for each token; None means greedy decoding."""
     tokens: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
     versions: list[int] = attrs.field(factory=list)
     ended: bool = False
-    """Whether the end token was reached."""
+    """Whether the end token was sampled."""
     complete: bool = False
-    """Whether it is ended or cut off."""
+    """Whether it has ended or was truncated."""
     fingerprints: set[Fingerprint] = attrs.field(factory=set)
-    """What its weights were, as of the moment when it left them."""
+    """Fingerprints of its weights, taken when it left each batch."""
 
     def restart(self) -> None:
-        """Forget what was answered so far."""
+        """Discard all tokens."""
         self.tokens.clear()
         self.logprobs.clear()
         self.versions.clear()
@@ -52,7 +52,7 @@ class Request:
 
 
 class DecodeBatch:
-    """Drafts in dense rows: one that ends makes room at once, whatever the others have still to say."""
+    """Requests in dense rows. A request that completes frees its row at once."""
 
     def __init__(
         self,
@@ -74,19 +74,17 @@ class DecodeBatch:
         self._fingerprint = fingerprint
         self._cache = model.new_cache(slots, length)
         self._logits: Tensor | None = None
-        """Of the next token of every row, (R, V)."""
+        """Logits of the next token of every row, (R, V)."""
         self.rows: list[Request] = []
 
     @torch.no_grad()
     def admit(self, requests: Sequence[Request]) -> None:
-        """Read each prompt once, with what was answered before, and go on from there."""
+        """Prefill the requests, each distinct prompt once; tokens that a request already has are prefilled too."""
         keys = [id(request) if request.tokens else id(request.prompt) for request in requests]
         texts = dict(zip(keys, requests, strict=True))
-        places = {key: place for place, key in enumerate(texts)}
-        rows = [places[key] for key in keys]
-        tokens, lengths = self._padded(
-            [[*request.prompt.tokens.tolist(), *request.tokens] for request in texts.values()]
-        )
+        text_index = {key: index for index, key in enumerate(texts)}
+        rows = [text_index[key] for key in keys]
+        tokens, lengths = self._pad([[*one.prompt.tokens.tolist(), *one.tokens] for one in texts.values()])
         cache = self._model.new_cache(len(texts), tokens.shape[1])
         logits = self._model.prefill(tokens, lengths, cache)[torch.tensor(rows, device=self._device)]
         self._cache.append(cache, rows)
@@ -95,13 +93,12 @@ class DecodeBatch:
 
     @torch.no_grad()
     def step(self) -> list[Request]:
-        """One more token of every row; the drafts that it completed, which leave."""
+        """Sample one token for every row; remove and return the requests that are complete."""
         assert self._logits is not None
-        tokens, logprobs = choose(self._logits, self._options.temperature, self._draws())
+        tokens, logprobs = sample_tokens(self._logits, self._options.temperature, self._draws())
         done = []
-        for row, (request, token, logprob) in enumerate(
-            zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True)
-        ):
+        sampled = zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True)
+        for row, (request, token, logprob) in enumerate(sampled):
             request.tokens.append(token)
             request.logprobs.append(logprob)
             request.versions.append(self.version)
@@ -110,18 +107,18 @@ class DecodeBatch:
             if request.complete:
                 done.append(row)
         complete = [self.rows[row] for row in done]
-        self._note_fingerprint(complete)
+        self._add_fingerprint(complete)
         if done:
-            tokens = self._drop(done, tokens)
+            tokens = self._remove(done, tokens)
         self._logits = self._model.decode(tokens, self._cache) if self.rows else None
         return complete
 
     def leave(self) -> list[Request]:
-        """The drafts that are still in work; they go on elsewhere."""
-        self._note_fingerprint([request for request in self.rows if request.tokens])
+        """Return the requests that are still in flight, to be admitted to another batch."""
+        self._add_fingerprint([request for request in self.rows if request.tokens])
         return self.rows
 
-    def _note_fingerprint(self, requests: Sequence[Request]) -> None:
+    def _add_fingerprint(self, requests: Sequence[Request]) -> None:
         if requests:
             fingerprint = self._fingerprint()
             for request in requests:
@@ -131,8 +128,8 @@ class DecodeBatch:
         draws = [request.draws[len(request.tokens)] for request in self.rows if request.draws is not None]
         return torch.tensor(draws, dtype=torch.float64, device=self._device) if draws else None
 
-    def _drop(self, done: Sequence[int], tokens: Tensor) -> Tensor:
-        """Fill the gaps with the last rows; gives the tokens of the rows that stay."""
+    def _remove(self, done: Sequence[int], tokens: Tensor) -> Tensor:
+        """Move the last rows into the gaps, and return the tokens of the remaining rows."""
         gone = set(done)
         left = len(self.rows) - len(done)
         last = [row for row in range(left, len(self.rows)) if row not in gone]
@@ -142,7 +139,7 @@ class DecodeBatch:
         self.rows = [self.rows[row] for row in order]
         return tokens[torch.tensor(order, dtype=torch.long, device=self._device)]
 
-    def _padded(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+    def _pad(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
         lengths = [len(text) for text in texts]
         padded = np.zeros((len(texts), max(lengths)), dtype=np.int64)
         for row, text in zip(padded, texts, strict=True):

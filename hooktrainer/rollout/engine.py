@@ -1,23 +1,27 @@
-"""What engines inside the trainer's process share; they differ in whose thread does the work."""
+"""Base class of the built-in engines, which differ in the thread or process that generates."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hooktrainer.ports import Floats, Prompt, ReplayBuffer, Tokens, Trajectory
+from hooktrainer.ports import Floats, GroupSource, Prompt, ReplayBuffer, Task, Tokens, Trajectory
+from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.stats import RolloutStats
-from hooktrainer.rollout.worker_loop import Source, WorkerLoop
+from hooktrainer.rollout.worker_loop import WorkerLoop
+from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hooktrainer.ports import Weights
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
 
 class Engine:
-    """Base of the built-in engines: their own copy of the published weights, validation and metrics."""
+    """Own copy of the published weights, greedy answers for validation, and metrics."""
 
     def __init__(self, generator: Generator, weights: DoubleBuffer, stats: RolloutStats | None = None) -> None:
         self._generator = generator
@@ -28,52 +32,65 @@ class Engine:
 
     @property
     def version(self) -> int:
-        """Version that it samples from; -1 before the first publish."""
+        """Version that the engine samples from, -1 before the first publish."""
         return self._weights.version
 
     def spec(self) -> Weights:
-        """Shapes and dtypes of what it takes."""
+        """Return the tensors that can be staged."""
         return self._weights.spec()
 
     def stage(self, weights: Weights, version: int) -> Mapping[str, int]:
-        """Copy a bucket beside the weights in use; waits only for answers that are two versions behind."""
+        """Copy a bucket into the spare set; wait only for answers that started two versions ago."""
         self._stats.begin_sync()
         return self._weights.stage(weights, version)
 
     def pause(self) -> None:
-        """Begin no answer until `resume`; those in work go on with what they hold."""
+        """Stop new requests until `resume`; requests in flight continue on the weights that they started with."""
         self._weights.pause()
 
     def flip(self) -> None:
-        """Use the staged weights from the next token on, or the next answer, as `on_sync` says."""
+        """Use the staged weights for new requests, and with `on_sync: continue` also for those in flight."""
         self._weights.flip()
         self._stats.end_sync()
 
     def unflip(self) -> None:
-        """Undo the flip since the last `stage`, and forget what is staged."""
+        """Undo the flip since the last `stage`, and discard staged weights."""
         self._weights.unflip()
         self._stats.end_sync()
 
     def resume(self) -> None:
-        """Begin answers again."""
+        """Let new requests start."""
         self._weights.resume()
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """Log-probability of each token given those before it, (L,) -> (L - 1,), by the weights in use."""
+        """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,)."""
         return self._generator.logprobs(tokens)
 
     def start(self, buffer: ReplayBuffer) -> None:
-        """Serve this buffer from now on."""
+        """Start to generate the groups of this buffer."""
         self._buffer = buffer
         self._stopped.clear()
 
     def answer(self, prompts: Sequence[Prompt]) -> Sequence[Trajectory]:
-        """One greedy answer to each prompt, scored, on the published weights."""
+        """Return one greedy, scored answer to each prompt, from the published weights."""
         return self._generator.greedy(prompts)
 
     def take_metrics(self) -> Mapping[str, object]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call."""
         return self._stats.take()
 
-    def _server(self, source: Source) -> WorkerLoop:
+    def _worker_loop(self, source: GroupSource) -> WorkerLoop:
         return WorkerLoop(self._generator, source, self._stats, self._stopped, self._weights.detector.check)
+
+
+def make_parts(
+    options: SamplingOptions, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
+) -> tuple[Generator, DoubleBuffer]:
+    """Return a generator and its weights, for an engine that generates in this process."""
+    from hooktrainer.models.policy import full_state
+    from hooktrainer.rollout.generation import Generator
+    from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
+
+    modules = ModulePair(policy, options.sync_timeout_s)
+    generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=options)
+    return generator, DoubleBuffer([full_state(module) for module in modules.modules], modules)

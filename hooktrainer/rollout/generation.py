@@ -1,4 +1,4 @@
-"""From prompts to scored trajectories, on the weights that are published."""
+"""Generation of scored trajectories from prompts, with the published weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hooktrainer.models.policy import Policy, full_state
 from hooktrainer.ports import Floats, Group, Prompt, Task, Tokens, Trajectory
 from hooktrainer.rollout.decode_batch import DecodeBatch, Request
 from hooktrainer.rollout.options import SamplingOptions
-from hooktrainer.rollout.sampler import uniforms
+from hooktrainer.rollout.sampler import uniform_draws
 from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.weight_sync.double_buffer import ModulePair
-from hooktrainer.weight_sync.torn_reads import Fingerprint, ends_of
+from hooktrainer.weight_sync.torn_reads import Fingerprint, end_tensors
 
 
 class Generator:
-    """Answers prompts with the weights in use; safe to use from many threads."""
+    """Answers prompts with the weights in use. Thread-safe."""
 
     def __init__(
         self, *, weights: ModulePair, tokenizer: CharTokenizer, task: Task, seed: int, options: SamplingOptions
@@ -35,18 +35,18 @@ class Generator:
         self._seed = seed
 
     def requests(self, group: Group) -> list[Request]:
-        """The `n` answers of a group, to be sampled with its own random numbers."""
-        draws = uniforms(self._seed, group.number, self.options.n, self.options.max_response_length)
+        """Return the `n` requests of a group, with the random numbers of the group."""
+        draws = uniform_draws(self._seed, group.number, self.options.n, self.options.max_response_length)
         return [Request(group.prompt, group.number, row) for row in draws]
 
     @contextmanager
-    def batch(self, slots: int) -> Iterator[DecodeBatch]:
-        """A lane on the weights in use, which stay as they are until the end of the block."""
+    def decode_batch(self, slots: int) -> Iterator[DecodeBatch]:
+        """Yield an empty batch on the weights in use, which do not change until the block ends. Wait while paused."""
         with self.weights.reading() as (module, version):
             if version < 0:
                 raise RolloutError("no weights were published to this engine yet")
             state = full_state(module)
-            ends = ends_of(state)
+            ends = end_tensors(state)
             yield DecodeBatch(
                 cast("Policy", module),
                 version,
@@ -60,24 +60,24 @@ class Generator:
 
     @torch.no_grad()
     def logprobs(self, tokens: Tokens) -> Floats:
-        """Log-probability of each token given those before it, (L,) -> (L - 1,), by the weights in use.
+        """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,).
 
-        Every beginning of the text is read as a prompt is. For the loop's thread, on which weights change.
+        Every prefix of the text is prefilled as a prompt is. Call it on the thread that flips weights.
         """
         module = self.weights.in_use
         device = next(iter(full_state(module).values())).device
         model, count = cast("Policy", module), len(tokens) - 1
-        beginnings = torch.from_numpy(np.tile(tokens[:-1], (count, 1))).to(device)
-        logits = model.prefill(beginnings, range(1, count + 1), model.new_cache(count, count))
+        prefixes = torch.from_numpy(np.tile(tokens[:-1], (count, 1))).to(device)
+        logits = model.prefill(prefixes, range(1, count + 1), model.new_cache(count, count))
         targets = torch.from_numpy(tokens[1:]).to(device)
         return of_tokens(log_policy(logits, self.options.temperature), targets).float().cpu().numpy()
 
     def greedy(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
-        """The most likely answer to each prompt, token by token."""
+        """Return the greedy answer to each prompt."""
         requests = [Request(prompt) for prompt in prompts]
         slots = min(self.options.slots, len(requests))
         if requests:
-            with self.batch(slots) as batch:
+            with self.decode_batch(slots) as batch:
                 for start in range(0, len(requests), slots):
                     batch.admit(requests[start : start + slots])
                     while batch.rows:
@@ -85,13 +85,13 @@ class Generator:
         return self.trajectories(requests)
 
     def trajectories(self, requests: Sequence[Request]) -> list[Trajectory]:
-        """Complete drafts, scored. Raises `RolloutError` if logits were not finite, or a score is no number."""
+        """Score complete requests; raise `RolloutError` on non-finite logits or an invalid score."""
         return [self._trajectory(request) for request in requests]
 
     def _trajectory(self, request: Request) -> Trajectory:
         logprobs = np.array(request.logprobs, dtype=np.float32)
         if not np.isfinite(logprobs).all():
-            raise RolloutError("the model gives logits that are not finite, so that nothing can be sampled from it")
+            raise RolloutError("the model's logits are not finite, so no token can be sampled")
         tokens = np.array(request.tokens, dtype=np.int64)
         text = self._tokenizer.decode(tokens)
         return Trajectory(
@@ -107,7 +107,7 @@ class Generator:
         score: object = self._task.score(prompt.truth, text)
         if not isinstance(score, (Real, np.bool_)) or not 0.0 <= float(score) <= 1.0:
             raise RolloutError(
-                f"{type(self._task).__name__}.score gave {score!r} for the answer {text!r} to "
-                f"{prompt.text!r}; a score is a number from 0 to 1"
+                f"{type(self._task).__name__}.score returned {score!r} for the answer {text!r} to {prompt.text!r}; "
+                "expected a number from 0 to 1"
             )
         return float(score)

@@ -1,4 +1,4 @@
-"""An engine without threads: it works while the loop waits for samples."""
+"""Engine without threads: it generates while the loop waits for samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from hooktrainer.ports import RolloutEngine, Task
-from hooktrainer.rollout.engine import Engine
+from hooktrainer.rollout.engine import Engine, make_parts
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class InlineEngine(Engine):
-    """Generates on the loop's thread, whenever the loop is about to wait: nothing overlaps, everything repeats."""
+    """Generates on the loop's thread when the loop is about to wait. Runs are reproducible; nothing overlaps."""
 
     def pump(self) -> None:
-        """Answer all that is pending."""
+        """Answer all pending groups."""
         if self._buffer is not None:
-            self._server(self._buffer).run(block=False)
+            self._worker_loop(self._buffer).run(block=False)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop generating."""
         self._buffer = None
 
 
@@ -36,5 +36,5 @@ class InlineOptions(SamplingOptions):
     def build(
         self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
     ) -> RolloutEngine:
-        """The engine; `policy` makes a new module of the learner's architecture at each call."""
-        return InlineEngine(*self.parts(policy=policy, tokenizer=tokenizer, task=task, seed=seed))
+        """Build the engine; `policy` returns a new module of the learner's architecture at each call."""
+        return InlineEngine(*make_parts(self, policy=policy, tokenizer=tokenizer, task=task, seed=seed))

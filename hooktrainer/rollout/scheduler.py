@@ -1,4 +1,4 @@
-"""Continuous batching: the answers of claimed groups, in slots that are refilled as they end."""
+"""Continuous batching: requests of claimed groups in slots that are refilled as requests complete."""
 
 from __future__ import annotations
 
@@ -15,93 +15,113 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """What one worker has in work: at most `slots` answers at once, or one group with `batching: group`.
+    """Requests of one worker: at most `slots` in flight, or one group with `batching: group`.
 
-    New answers begin on the weights in use. Those in work when they change end on their own, in a batch that nobody
-    joins any more, or go on with the new ones from their next token (`on_sync: continue`). Then all that they had read
-    is read again: keys and values of the old weights would make log-probabilities that no set of weights gives.
+    New requests start on the weights in use. After a sync, requests in flight finish in their own batch, which admits
+    no others. With `on_sync: continue` they move to a batch on the new weights and are prefilled again, because keys
+    and values of the old weights would give log-probabilities of no version.
     """
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, begin: Callable[[Sequence[Group]], None] = lambda _: None) -> None:
+        """`begin` is called with the groups whose first request starts."""
         options = generator.options
         self._generator = generator
+        self._begin = begin
         self._by_group = options.batching == "group"
         self._continues = options.on_sync == "continue"
-        self._version = -1
         self._slots = options.n if self._by_group else options.slots
+        self._rollbacks_seen = len(generator.weights.rollbacks)
         self._waiting: deque[Request] = deque()
         self._batches: list[tuple[DecodeBatch, ExitStack]] = []
         self._groups: dict[int, tuple[Group, Sequence[Request]]] = {}
+        self._not_begun: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def room(self) -> int:
-        """Groups to claim now, so that no slot stays empty."""
+        """Return the number of groups whose first request can start now."""
         if self._by_group:
             return 0 if self._groups else 1
-        return max(0, -(-(self._free() - len(self._waiting)) // self._generator.options.n))
+        return max(0, -(-(self._free_slots() - len(self._waiting)) // self._generator.options.n))
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Take groups into work."""
+        """Add the requests of these groups."""
         for group in groups:
             requests = self._generator.requests(group)
             self._groups[group.number] = (group, requests)
+            self._not_begun.add(group.number)
             self._waiting += requests
 
     def step(self) -> Sequence[tuple[Group, Sequence[Request]]]:
-        """Fill the slots and decode one token of every answer; the groups that are complete now."""
+        """Fill the slots, decode one token of every request in flight, and return the groups that are complete."""
         self._follow_weights()
         self._fill()
         numbers = {request.number for batch, _ in self._batches for request in batch.step()}
-        self._leave(lambda lane: not lane.rows)  # what nobody reads is free for the next version
+        self._close_batches(lambda batch: not batch.rows)  # so that the next version can be staged over its weights
+        self._discard_rolled_back()
         candidates = [self._groups[number] for number in sorted(numbers)]
-        return [(group, requests) for group, requests in candidates if all(request.complete for request in requests)]
+        return [(group, own) for group, own in candidates if all(request.complete for request in own)]
 
     def done(self, group: Group) -> None:
-        """A complete group was handed in."""
+        """Forget a complete group."""
         del self._groups[group.number]
 
     def abandon(self) -> Sequence[Group]:
-        """Give up everything; the groups that were in work."""
+        """Discard all requests, and return their groups."""
         groups = [group for group, _ in self._groups.values()]
         self._waiting.clear()
         self._groups.clear()
-        self._leave(lambda _: True)
+        self._not_begun.clear()
+        self._close_batches(lambda _: True)
         return groups
 
-    def _free(self) -> int:
+    def _free_slots(self) -> int:
         return self._slots - sum(len(batch.rows) for batch, _ in self._batches)
 
     def _follow_weights(self) -> None:
-        version, before = self._generator.weights.version, self._version
-        self._version = version
-        if version < before:
-            self._take_back(version)
-        self._leave(lambda batch: batch.version > version or (self._continues and batch.version != version))
+        self._discard_rolled_back()
+        if self._continues:
+            version = self._generator.weights.version
+            self._close_batches(lambda batch: batch.version != version)
 
-    def _take_back(self, version: int) -> None:
-        """A flip was undone: nobody may see what was sampled since."""
+    def _discard_rolled_back(self) -> None:
+        """Restart the requests with tokens of a version whose sync failed, and close its batches."""
+        restored = self._generator.weights.rollbacks[self._rollbacks_seen :]
+        if not restored:
+            return
+        self._rollbacks_seen += len(restored)
+        version = min(restored)  # all tokens were sampled before these rollbacks
+        self._close_batches(lambda batch: batch.version > version)
         for _, requests in self._groups.values():
             for request in requests:
                 if request.versions and request.versions[-1] > version:
-                    if request.complete:  # the others wait, or come from their lane
+                    if request.complete:  # the others wait already
                         self._waiting.append(request)
                     request.restart()
 
     def _fill(self) -> None:
-        newcomers = [self._waiting.popleft() for _ in range(min(self._free(), len(self._waiting)))]
-        if not newcomers:
+        """Admit waiting requests: none while paused, unless no other request is in flight; then wait for `resume`."""
+        weights = self._generator.weights
+        if not self._waiting or not self._free_slots() or (self._batches and weights.paused):
             return
-        if not self._batches or self._batches[-1][0].version != self._generator.weights.version:
+        if not self._batches or self._batches[-1][0].version != weights.version:
             stack = ExitStack()
-            self._batches.append((stack.enter_context(self._generator.batch(self._slots)), stack))
-        self._batches[-1][0].admit(newcomers)
+            self._batches.append((stack.enter_context(self._generator.decode_batch(self._slots)), stack))
+        batch, _ = self._batches[-1]
+        self._discard_rolled_back()  # a sync may have failed meanwhile
+        if not self._batches or self._batches[-1][0] is not batch:
+            return
+        newcomers = [self._waiting.popleft() for _ in range(min(self._free_slots(), len(self._waiting)))]
+        if numbers := dict.fromkeys(one.number for one in newcomers if one.number in self._not_begun):
+            self._not_begun.difference_update(numbers)
+            self._begin([self._groups[number][0] for number in numbers])
+        batch.admit(newcomers)
 
-    def _leave(self, leaves: Callable[[DecodeBatch], bool]) -> None:
-        """Close the lanes that this is true of; answers that they have in work go on in another one."""
+    def _close_batches(self, closes: Callable[[DecodeBatch], bool]) -> None:
+        """Close the batches for which `closes` is true; their requests in flight wait for another batch."""
         for batch, stack in self._batches:
-            if leaves(batch):
+            if closes(batch):
                 self._waiting.extendleft(reversed(batch.leave()))
                 stack.close()
-        self._batches = [(batch, stack) for batch, stack in self._batches if not leaves(batch)]
+        self._batches = [(batch, stack) for batch, stack in self._batches if not closes(batch)]

@@ -1,4 +1,4 @@
-"""What an engine measures, from all of its threads."""
+"""Metrics of an engine, merged over all of its threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hooktrainer.metrics import Metric, Rate, Sum, merge
 
 
 class RolloutStats:
-    """Merges metrics until they are taken, and tells for what an idle worker waited.
+    """Merges metrics until they are taken, and attributes the waits of idle workers. Thread-safe.
 
-    Waiting while new weights are brought in is waiting for weights, any other is waiting for groups.
+    A wait during a weight sync counts as a wait for weights, any other as a wait for groups.
     """
 
     def __init__(self) -> None:
@@ -22,38 +22,38 @@ class RolloutStats:
         self._sync_began: float | None = None
 
     def record(self, metrics: Mapping[str, Metric]) -> None:
-        """Merge these into what was not taken yet."""
+        """Merge metrics into those that were not taken yet."""
         with self._lock:
             for key, metric in metrics.items():
                 known = self._metrics.get(key)
                 self._metrics[key] = metric if known is None else merge(known, metric)
 
     def take(self) -> Mapping[str, Metric]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call."""
         with self._lock:
             taken, self._metrics = self._metrics, {}
         return taken
 
     def begin_sync(self) -> None:
-        """New weights are being brought in."""
+        """Note the start of a weight sync; repeated calls have no effect."""
         with self._lock:
             self._sync_began = self._sync_began or perf_counter()
 
     def end_sync(self) -> None:
-        """New weights are in use, or given up."""
+        """Note the end of a weight sync, whether it succeeded or not."""
         with self._lock:
             if self._sync_began is not None:
                 self._synced_s += perf_counter() - self._sync_began
             self._sync_began = None
 
     def mark(self) -> tuple[float, float]:
-        """The beginning of a wait: seconds now, and seconds of weight sync so far."""
+        """Return the start of a wait: the present time, and the seconds of weight sync so far."""
         with self._lock:
             now = perf_counter()
             return now, self._synced(now)
 
     def waited(self, mark: tuple[float, float]) -> None:
-        """The wait that began at the mark is over."""
+        """Record a wait that started at the mark and ends now."""
         began, synced_before = mark
         with self._lock:
             now = perf_counter()
@@ -61,7 +61,7 @@ class RolloutStats:
         self.record({"timing_s/engine_wait_groups": Sum(seconds - synced), "timing_s/engine_wait_weights": Sum(synced)})
 
     def generated(self, seconds: float, trajectories: int, tokens: int) -> None:
-        """A worker was busy for so long, and completed so much."""
+        """Record the busy seconds of a worker, and its completed trajectories and tokens."""
         self.record(
             {
                 "timing_s/generate": Sum(seconds),

@@ -1,4 +1,4 @@
-"""An engine with worker threads: they sample while the learner learns."""
+"""Engine with worker threads, which generate while the learner trains."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from hooktrainer.errors import RolloutError
-from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Task, Trajectory
-from hooktrainer.rollout.engine import Engine
+from hooktrainer.ports import FailureReason, Group, GroupSource, ReplayBuffer, RolloutEngine, Task, Trajectory
+from hooktrainer.rollout.engine import Engine, make_parts
 from hooktrainer.rollout.options import COUNT, SamplingOptions
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
@@ -26,68 +26,88 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("hooktrainer")
 GRACE_S: Final = 1.5
-"""Seconds that workers have to return once the engine is closed; they look up after every token."""
+"""Seconds that workers have to return after the engine was closed. They check after every token."""
 
 
-class FairShares:
-    """A buffer that several workers claim from, in even shares; what one leaves goes to whoever asks next."""
+class FairSource:
+    """Distributes the pending groups of a buffer evenly over the workers that have free slots.
 
-    def __init__(self, buffer: ReplayBuffer, workers: int) -> None:
+    No more groups are claimed than free slots can start. A group that a worker leaves goes to the next worker that
+    asks.
+    """
+
+    def __init__(self, buffer: GroupSource, workers: int) -> None:
         self._buffer = buffer
         self._workers = workers
+        self._free: dict[int, int] = {}
+        """Groups that each worker could start in addition, at its last claim, by thread."""
         self._claimed: deque[Group] = deque()
         self._share = 0
         self._claiming = threading.Lock()
 
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
-        """A share of what is pending; without `block`, nothing while another worker waits for groups."""
+    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
+        """Return a share of the pending groups; without `block`, nothing while another worker waits for groups."""
+        worker = threading.get_ident()
+        self._free[worker] = limit
         if not self._claiming.acquire(blocking=block):
             return ()
         try:
             if not self._claimed:
-                self._claimed += self._buffer.claim(limit * self._workers, block)
-                self._share = -(-len(self._claimed) // self._workers)
-            return [self._claimed.popleft() for _ in range(min(limit, self._share, len(self._claimed)))]
+                others = [free for other, free in list(self._free.items()) if other != worker and free]
+                others += [limit] * (self._workers - len(self._free))  # workers that start have all slots free
+                self._claimed += self._buffer.claim(limit + sum(others), block, begin=begin)
+                self._share = -(-len(self._claimed) // (1 + len(others)))
+            taken = [self._claimed.popleft() for _ in range(min(limit, self._share, len(self._claimed)))]
+            self._free[worker] = limit - len(taken)
+            return taken
         finally:
             self._claiming.release()
 
-    def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
+    def begin(self, groups: Sequence[Group]) -> None:
+        """Start the timeout of groups that were claimed with `begin=False`."""
+        self._buffer.begin(groups)
+
+    def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
         """Hand in the answers of a claimed group."""
         self._buffer.finish(group, trajectories)
 
     def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
-        """Say that a claimed group could not be generated."""
+        """Report that a claimed group could not be generated."""
         self._buffer.fail(group, error, reason)
+
+    def close(self) -> None:
+        """Close the buffer."""
+        self._buffer.close()
 
 
 class ThreadEngine(Engine):
-    """Each worker claims its share of what is pending."""
+    """Generates in worker threads, which share the pending groups."""
 
     def __init__(self, generator: Generator, weights: DoubleBuffer, workers: int) -> None:
         super().__init__(generator, weights)
         self._num_workers = workers
         self._workers: list[threading.Thread] = []
-        self._died: BaseException | None = None
+        self._error: BaseException | None = None
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Start the workers."""
         super().start(buffer)
-        shares = FairShares(buffer, self._num_workers)
+        source = FairSource(buffer, self._num_workers)
         for number in range(self._num_workers):
-            # A daemon, since nothing can end a thread that never returns from somebody's code.
-            worker = threading.Thread(target=self._work, args=(buffer, shares), name=f"rollout-{number}", daemon=True)
+            # Daemon threads, since a thread that never returns from user code cannot be ended.
+            worker = threading.Thread(target=self._work, args=(source,), name=f"rollout-{number}", daemon=True)
             worker.start()
             self._workers.append(worker)
 
     def pump(self) -> None:
-        """Raise if a worker died, so that nobody waits for it."""
-        if self._died is not None:
-            raise RolloutError(f"a rollout worker died: {self._died!r}") from self._died
+        """Raise the error of a worker that failed."""
+        if self._error is not None:
+            raise RolloutError(f"a rollout worker died: {self._error!r}") from self._error
 
     def close(self) -> None:
-        """Close the buffer that it serves, which ends every wait there, and join the workers as far as they return."""
+        """Close the buffer, which ends every wait there, and join the workers; abandon those that do not return."""
         self._stopped.set()
-        self._weights.resume()  # for who waits at a sync that broke off
+        self._weights.resume()  # wakes workers that wait in a sync that was interrupted
         if self._buffer is not None:
             self._buffer.close()
         deadline = monotonic() + GRACE_S
@@ -98,17 +118,17 @@ class ThreadEngine(Engine):
                 _LOG.warning("%s did not return within %g s and is abandoned", worker.name, GRACE_S)
         self._buffer = None
 
-    def _work(self, buffer: ReplayBuffer, shares: FairShares) -> None:
+    def _work(self, source: FairSource) -> None:
         try:
-            self._server(shares).run(block=True)
-        except BaseException as error:  # noqa: BLE001 - raised again on the loop's thread, which the close wakes
-            self._died = error
-            buffer.close()
+            self._worker_loop(source).run(block=True)
+        except BaseException as error:  # noqa: BLE001 - raised again by `pump` on the loop's thread
+            self._error = error
+            source.close()
 
 
 @attrs.frozen(kw_only=True)
 class ThreadOptions(SamplingOptions):
-    """Sample in threads of this process, while the learner learns."""
+    """Sample in threads of this process, while the learner trains."""
 
     workers: int = attrs.field(default=1, validator=COUNT)
     """Worker threads."""
@@ -116,6 +136,6 @@ class ThreadOptions(SamplingOptions):
     def build(
         self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
     ) -> RolloutEngine:
-        """The engine; `policy` makes a new module of the learner's architecture at each call."""
-        parts = self.parts(policy=policy, tokenizer=tokenizer, task=task, seed=seed)
+        """Build the engine; `policy` returns a new module of the learner's architecture at each call."""
+        parts = make_parts(self, policy=policy, tokenizer=tokenizer, task=task, seed=seed)
         return ThreadEngine(*parts, self.workers)

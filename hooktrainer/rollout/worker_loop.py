@@ -1,4 +1,4 @@
-"""The work of one worker: claim groups, decode, hand in."""
+"""Loop of one worker: claim groups, decode them, score the answers and hand them in."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from hooktrainer.errors import RolloutError, SyncError
-from hooktrainer.ports import FailureReason, Group, Trajectory
+from hooktrainer.ports import FailureReason, Group, GroupSource, Trajectory
 from hooktrainer.rollout.scheduler import Scheduler
 from hooktrainer.rollout.stats import RolloutStats
 from hooktrainer.weight_sync.torn_reads import Fingerprint
@@ -22,66 +22,53 @@ if TYPE_CHECKING:
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
 
 
-class Source(Protocol):
-    """Where groups come from and go back to: the part of a replay buffer that a worker sees."""
-
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
-        """Take groups to generate; empty once closed, and without `block` when none is pending."""
-        ...
-
-    def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
-        """Hand in the answers of a claimed group."""
-        ...
-
-    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
-        """Say that a claimed group could not be generated."""
-        ...
-
-
-def reason_of(error: BaseException) -> FailureReason:
-    """What an exception means for its group."""
+def failure_reason(error: BaseException) -> FailureReason:
+    """Return the reason to report for a group whose generation raised this error."""
     if isinstance(error, CANCELLED):
         return "cancelled"
     return "timeout" if isinstance(error, TimeoutError) else "error"
 
 
 class WorkerLoop:
-    """One worker's loop; until it is stopped, every group that it claimed is finished or failed."""
+    """Finishes or fails every group that it claims, until it is stopped."""
 
     def __init__(
         self,
         generator: Generator,
-        source: Source,
+        source: GroupSource,
         stats: RolloutStats,
         stopped: threading.Event,
-        detector: Callable[[int, Collection[Fingerprint]], None],
+        check_fingerprints: Callable[[int, Collection[Fingerprint]], None],
     ) -> None:
-        """`witness` hears of every group from which weights it was sampled; what it raises ends the worker."""
-        self._detector = detector
+        """`check_fingerprints` gets the number of each complete group; an error that it raises ends the worker."""
         self._generator = generator
         self._source = source
         self._stats = stats
         self._stopped = stopped
-        self._scheduler = Scheduler(generator)
+        self._check_fingerprints = check_fingerprints
+        self._scheduler = Scheduler(generator, source.begin)
         self._counted_until = perf_counter()
 
     def run(self, *, block: bool) -> None:
-        """Serve until the source is closed or the engine is stopped; without `block`, until nothing is pending."""
+        """Run until the source is closed or the engine is stopped; without `block`, until no group is pending."""
         while not self._stopped.is_set():
             claimed = self._claim(block=block)
             if not claimed and not self._scheduler:
                 return
             self._advance(claimed)
-        self._scheduler.abandon()  # nobody waits for it any more
+        self._scheduler.abandon()
 
     def _claim(self, *, block: bool) -> Sequence[Group]:
+        """Claim as many groups as can start now; block only if no request is in flight."""
+        if self._scheduler and self._generator.weights.paused:
+            return ()
         room = self._scheduler.room()
         if not room:
             return ()
         if self._scheduler or not block:
-            return self._source.claim(room, block=False)
+            return self._source.claim(room, block=False, begin=False)
         mark = self._stats.mark()
-        claimed = self._source.claim(room)
+        claimed = self._source.claim(room, begin=False)
         self._stats.waited(mark)
         self._counted_until = perf_counter()
         return claimed
@@ -93,17 +80,17 @@ class WorkerLoop:
                 self._hand_in(group, requests)
         except BaseException as error:
             for group in self._scheduler.abandon():
-                self._source.fail(group, error, reason_of(error))
+                self._source.fail(group, error, failure_reason(error))
             if isinstance(error, SyncError) or not isinstance(error, (Exception, *CANCELLED)):
                 raise
 
     def _hand_in(self, group: Group, requests: Sequence[Request]) -> None:
-        """Score and finish a group, or fail it: an answer that cannot be scored costs no other group."""
-        self._detector(group.number, {fingerprint for request in requests for fingerprint in request.fingerprints})
+        """Score and finish a group, or fail it; an error of one score fails no other group."""
+        self._check_fingerprints(group.number, {one for request in requests for one in request.fingerprints})
         try:
-            answers = self._whole(group, requests)
+            answers = self._score(group, requests)
         except (Exception, *CANCELLED) as error:  # noqa: BLE001 - the buffer raises it, or replaces the group
-            self._source.fail(group, error, reason_of(error))
+            self._source.fail(group, error, failure_reason(error))
         else:
             now = perf_counter()
             self._stats.generated(
@@ -113,10 +100,10 @@ class WorkerLoop:
             self._source.finish(group, answers)
         self._scheduler.done(group)
 
-    def _whole(self, group: Group, requests: Sequence[Request]) -> Sequence[Trajectory]:
+    def _score(self, group: Group, requests: Sequence[Request]) -> Sequence[Trajectory]:
         answers: Sequence[Trajectory] | None = self._generator.trajectories(requests)
-        wanted = self._generator.options.n
-        if answers is None or len(answers) != wanted:
+        expected = self._generator.options.n
+        if answers is None or len(answers) != expected:
             found = "nothing" if answers is None else f"{len(answers)} answers"
-            raise RolloutError(f"early return: {found} instead of {wanted} answers to {group.prompt.text!r}")
+            raise RolloutError(f"early return: {found} instead of {expected} answers to {group.prompt.text!r}")
         return answers

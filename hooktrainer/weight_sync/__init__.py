@@ -1,5 +1,15 @@
-"""Verified weight sync: staging, checksums, flip, canary and rollback."""
+"""Verified weight sync: buckets, checksums, double-buffered engines, canary and rollback."""
 
 from __future__ import annotations
 
-__all__ = ["buckets", "checksums", "compatibility", "double_buffer", "protocol", "same_host", "torn_reads", "waiting"]
+__all__ = [
+    "buckets",
+    "checksums",
+    "compatibility",
+    "copying",
+    "double_buffer",
+    "protocol",
+    "same_host",
+    "torn_reads",
+    "waiting",
+]

@@ -1,10 +1,10 @@
-"""The one place where a version is brought to engines, all of them or none.
+"""The protocol that publishes a version on all engines or on none.
 
     stage, verified by checksums → pause → flip → canary → resume
 
-Until the flip nothing that is in use was touched. From the pause to the end nothing is sampled, so that nobody sees
-weights that are not confirmed yet. Whatever fails, wherever: every engine goes back to the version before and samples
-again, and the error leaves. How the bytes travel is left to `_stage`.
+No weights in use are changed before the flip. No request starts between pause and resume, so no answer starts on
+weights that are not confirmed. On a failure at any point, every engine is restored to the version before and resumed,
+and the error is raised. A transport implements `_stage`, which moves the bytes.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ BUCKET_BYTES: Final = 256 * 2**20
 
 
 class SyncAttempt:
-    """One version on its way: what was asked of which engine, so that it can be undone."""
+    """One attempt to publish a version, with a log of the calls that an undo has to reverse."""
 
     def __init__(self, version: int, engines: Sequence[WeightHolder]) -> None:
         self.version: Final = version
         self.engines: Final = engines
         self.staged: Final[list[int]] = []
-        """Places of engines that hold something of it; the `unflip` of any other would undo an earlier version."""
+        """Indices of engines that hold staged weights; `unflip` on any other engine would undo an earlier version."""
         self._paused: list[int] = []
         self._before: Mapping[int, int] = {}
 
     def check_engines(self, canary: Canary | None) -> None:
-        """Raise `SyncError` if an engine lacks what the protocol asks of it."""
-        owed = ("spec", "stage", "pause", "flip", "unflip", "resume", *(() if canary is None else ("logprobs",)))
+        """Raise `SyncError` if an engine lacks a method of the protocol."""
+        required = ("spec", "stage", "pause", "flip", "unflip", "resume", *(() if canary is None else ("logprobs",)))
         for place, engine in enumerate(self.engines):
-            if missing := [f"{name}()" for name in owed if not callable(getattr(engine, name, None))]:
+            if missing := [f"{name}()" for name in required if not callable(getattr(engine, name, None))]:
                 raise SyncError(
-                    f"{who(place, engine)} has no {', '.join(missing)}; `hooktrainer.ports.WeightHolder` says what an "
-                    "engine owes"
+                    f"{engine_name(place, engine)} has no {', '.join(missing)}; "
+                    "an engine implements `hooktrainer.ports.WeightHolder`"
                 )
         self._before = {place: engine.version for place, engine in enumerate(self.engines)}
 
     def switch(self, canary: Canary | None) -> float:
-        """Use what is staged everywhere, once the canary has been scored; its largest difference."""
+        """Flip all engines, score the canary on each and resume; return the largest difference of the canary."""
         for place, engine in enumerate(self.engines):
-            self._paused.append(place)  # first, since it may be half-way when it raises
+            self._paused.append(place)  # first, since a call that raises may have paused part of the engine
             engine.pause()
         for engine in self.engines:
             engine.flip()
@@ -58,46 +58,48 @@ class SyncAttempt:
         worst = 0.0
         if canary is not None:
             for place, engine in enumerate(self.engines):
-                worst = max(worst, canary.compare(engine.logprobs(canary.tokens), who(place, engine)))
+                worst = max(worst, canary.compare(engine.logprobs(canary.tokens), engine_name(place, engine)))
         for engine in self.engines:
             engine.resume()
         return worst
 
     def undo(self, error: BaseException) -> None:
-        """Bring back every engine; one that cannot go back must not keep the others from it.
+        """Restore the version before on every engine, and resume; a failure of one engine does not stop the others.
 
-        Raises only an interrupt that came meanwhile, after all of it was done.
+        Failures become notes on `error`. An interrupt that arrives meanwhile is raised at the end.
         """
         interrupts: list[BaseException] = []
         for place in self.staged:
-            interrupts += self._undo(place, "could not go back to its old weights", self.engines[place].unflip, error)
+            interrupts += self._undo(place, "could not restore its old weights", self.engines[place].unflip, error)
         for place in self._paused:
-            interrupts += self._undo(place, "could not go on", self.engines[place].resume, error)
+            interrupts += self._undo(place, "could not resume", self.engines[place].resume, error)
         for place in self.staged:
-            interrupts += self._undo(place, "did not go back", partial(self._check_back, place), error)
+            interrupts += self._undo(place, "did not restore its old weights", partial(self._check_back, place), error)
         if interrupts:
             raise interrupts[0] from error
 
     def _confirm(self) -> None:
         behind = {place: engine.version for place, engine in enumerate(self.engines) if engine.version != self.version}
         if behind:
-            raise SyncError(f"after the flip to version {self.version} these engines hold another: {behind}")
+            raise SyncError(
+                f"after the flip to version {self.version}, engines hold other versions (by index): {behind}"
+            )
 
     def _check_back(self, place: int) -> None:
         held, before = self.engines[place].version, self._before[place]
         if held != before:
-            raise SyncError(f"it holds version {held}, not {before} again")
+            raise SyncError(f"it holds version {held}, expected {before}")
 
     def _undo(
         self, place: int, failed: str, action: Callable[[], None], error: BaseException
     ) -> Iterator[BaseException]:
         noted = ""
-        for _ in range(2):  # an engine that stays paused, or on what nobody confirmed, is worse than a second call
+        for _ in range(2):  # a second call is better than an engine that stays paused or keeps unconfirmed weights
             try:
                 action()
-            except BaseException as second:  # noqa: BLE001 - the first error leaves, with this one noted on it
+            except BaseException as second:  # noqa: BLE001 - the first error is raised, with a note of this one
                 if repr(second) != noted:
-                    carry(error, second, f"{who(place, self.engines[place])} {failed};")
+                    carry(error, second, f"{engine_name(place, self.engines[place])} {failed};")
                     noted = repr(second)
                 if not isinstance(second, Exception):
                     yield second
@@ -106,7 +108,7 @@ class SyncAttempt:
 
 
 class VerifiedTransport(abc.ABC):
-    """A transport, but for the way of its bytes."""
+    """Base of transports: the protocol, without the transfer of bytes."""
 
     def publish(
         self,
@@ -118,7 +120,7 @@ class VerifiedTransport(abc.ABC):
         trained: Weights | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> Mapping[str, object]:
-        """Bring weights to every engine; see `hooktrainer.ports.WeightTransport`."""
+        """Publish weights on every engine; see `hooktrainer.ports.WeightTransport`."""
         attempt = SyncAttempt(version, engines)
         with _all_or_nothing(attempt):
             attempt.check_engines(canary)
@@ -131,10 +133,10 @@ class VerifiedTransport(abc.ABC):
     def _stage(
         self, attempt: SyncAttempt, weights: Weights, trained: Weights | None, bucket_bytes: int
     ) -> Mapping[str, object]:
-        """Stage on every engine, note each in `attempt.staged`, and verify what they hold; returns metrics."""
+        """Stage on every engine, append each to `attempt.staged`, verify the checksums, and return metrics."""
 
-    def _published(self) -> None:  # noqa: B027 - nothing to be done is fine
-        """Every engine samples from the new version."""
+    def _published(self) -> None:  # noqa: B027 - optional
+        """Update the transport's own state after all engines have confirmed the version."""
 
 
 @contextmanager
@@ -148,6 +150,6 @@ def _all_or_nothing(attempt: SyncAttempt) -> Iterator[None]:
         raise
 
 
-def who(place: int, engine: object) -> str:
-    """An engine in a message."""
+def engine_name(place: int, engine: object) -> str:
+    """Return the name of an engine for messages."""
     return f"engine {place} ({type(engine).__name__})"

@@ -1,7 +1,8 @@
-"""A detector of torn weights: who has sampled says from which bytes, and the trainer's side compares.
+"""Detection of torn reads: a group that was sampled from a mix of two versions ends the run.
 
-A set is written from its first tensor to its last. Whoever reads it while that goes on, or has mapped other memory than
-is believed, finds two ends that were never published together.
+A set of weights is written from its first tensor to its last. A reader of a set that is being written, or of the wrong
+memory, finds a first and a last tensor that were never published together. Every group carries fingerprints of the
+weights that it was sampled from, and the trainer compares them with those of the published versions.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from hooktrainer.errors import SyncError
-from hooktrainer.weight_sync.checksums import BLOCK_BYTES, checksum
+from hooktrainer.weight_sync.checksums import checksum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_KEPT: Final = 1000
-"""Versions that an answer can be told to be from; one that goes on over syncs spans a few."""
+END_BYTES: Final = 512 * 1024
+"""Bytes at the outer end of a tensor that a fingerprint covers."""
+_MAX_VERSIONS: Final = 1000
+"""Versions whose fingerprints are kept; an answer spans a few."""
 
 
 @attrs.frozen
 class Fingerprint:
-    """A version, and checksums of its first and its last tensor; of large ones, of one block at the outer end."""
+    """A version, and checksums of the outer ends of its first and its last tensor."""
 
     version: int
     first: int
@@ -32,45 +35,42 @@ class Fingerprint:
 
     @classmethod
     def of(cls, version: int, ends: tuple[Tensor, Tensor] | None) -> Fingerprint:
-        """From the bytes of `ends_of` as they are now."""
+        """Compute a fingerprint from the tensors that `end_tensors` returned."""
         if ends is None:
             return cls(version, 0, 0)
         first, last = ends
-        front, back = (max(1, BLOCK_BYTES // tensor.element_size()) for tensor in ends)
+        front, back = (max(1, END_BYTES // tensor.element_size()) for tensor in ends)
         return cls(version, checksum(first.reshape(-1)[:front]), checksum(last.reshape(-1)[-back:]))
 
 
-def ends_of(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """The first and the last tensor that hold anything, if one does."""
+def end_tensors(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Return the first and the last tensor that have elements, None if there are none."""
     tensors = [tensor for tensor in weights.values() if tensor.numel()]
     return (tensors[0], tensors[-1]) if tensors else None
 
 
 class TornReadDetector:
-    """Knows the echo of every version that was in use lately."""
+    """Compares fingerprints of sampled groups with those of the published versions. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Fingerprint] = {}
+        self._published: dict[int, Fingerprint] = {}
         self._lock = threading.Lock()
 
     def publish(self, fingerprint: Fingerprint) -> None:
-        """This version comes into use."""
+        """Store the fingerprint of a version before engines use it."""
         with self._lock:
-            self._known[fingerprint.version] = fingerprint
-            if len(self._known) > _KEPT:
-                del self._known[next(iter(self._known))]
+            self._published[fingerprint.version] = fingerprint
+            if len(self._published) > _MAX_VERSIONS:
+                del self._published[next(iter(self._published))]
 
     def check(self, number: int, fingerprints: Collection[Fingerprint]) -> None:
-        """Raise `SyncError` unless a group was sampled from what was published."""
+        """Raise `SyncError` if group `number` was sampled from weights that were never published."""
         with self._lock:
-            torn = [
-                (fingerprint, self._known.get(fingerprint.version))
-                for fingerprint in fingerprints
-                if self._known.get(fingerprint.version) != fingerprint
-            ]
-        for found, known in torn:
-            raise SyncError(
-                f"group {number} was sampled from torn weights: of version {found.version} the first and the last "
-                f"tensor had the checksums {found.first:#018x} and {found.last:#018x}, published were "
-                + ("none" if known is None else f"{known.first:#018x} and {known.last:#018x}")
-            )
+            pairs = [(found, self._published.get(found.version)) for found in fingerprints]
+        for found, published in pairs:
+            if found != published:
+                expected = "none" if published is None else f"{published.first:#018x} and {published.last:#018x}"
+                raise SyncError(
+                    f"group {number} was sampled from torn weights: of version {found.version} the first and the last "
+                    f"tensor had the checksums {found.first:#018x} and {found.last:#018x}, published were {expected}"
+                )

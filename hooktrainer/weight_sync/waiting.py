@@ -1,4 +1,4 @@
-"""Waits of a weight sync: it says what it waits for, and it does not wait for ever."""
+"""Wait for a condition with a deadline, and log a reminder while the wait lasts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from typing import Final
 
 _LOG: Final = logging.getLogger("hooktrainer")
 REMINDER_S: Final = 60.0
-"""Seconds after which a sync that waits says what it waits for."""
+"""Seconds between two reminders of a wait."""
 
 
 def wait_until(
     changed: threading.Condition, done: Callable[[], object], seconds: float, awaited: Callable[[], str]
 ) -> bool:
-    """Wait with the lock of `changed` held, with reminders of what is `awaited`; False if it is not done in time.
+    """Wait for at most `seconds` until `done()` is true; return whether it is.
 
-    For ever, and without a word, if `seconds` is infinite: then somebody else keeps the time.
+    The caller holds the lock of `changed`. Every `REMINDER_S`, the text of `awaited()` is logged. If `seconds` is
+    infinite, nothing is logged: another process enforces the deadline.
     """
     if seconds == math.inf:
         return bool(changed.wait_for(done))
-    deadline = monotonic() + seconds
-    while not changed.wait_for(done, max(0.0, min(REMINDER_S, deadline - monotonic()))):
-        if monotonic() >= deadline:
+    now = monotonic()
+    deadline, reminder = now + seconds, now + REMINDER_S
+    while not changed.wait_for(done, max(0.0, min(reminder, deadline) - now)):
+        now = monotonic()
+        if now >= deadline:
             return False
-        _LOG.warning("a weight sync is still waiting: %s", awaited())
+        if now >= reminder:
+            _LOG.warning("weight sync is still waiting for %s", awaited())
+            reminder = now + REMINDER_S
     return True

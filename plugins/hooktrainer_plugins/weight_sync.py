@@ -15,26 +15,35 @@ from hooktrainer.events import FitStart, StepEnd, WeightsSynced
 from hooktrainer.metrics import Sum
 from hooktrainer.metrics.reduction import RuleTable
 from hooktrainer.plugin import port
-from hooktrainer.ports import Canary, Clock, Learner, PromptSource, ReplayBuffer, RolloutEngine, WeightTransport
+from hooktrainer.ports import (
+    Canary,
+    Clock,
+    Learner,
+    PromptSource,
+    ReplayBuffer,
+    RolloutEngine,
+    SupportsTrainable,
+    WeightTransport,
+)
 
 _LONGEST_CANARY: Final = 8
 
 
 @attrs.define(kw_only=True)
 class WeightSync(Plugin):
-    """Bring the learner's weights to the rollout engine when a step ends, and say so once every copy is confirmed.
+    """Publish the learner's weights on the rollout engine at the end of a step; emit `WeightsSynced` on success.
 
-    What an engine holds is compared by checksums, and what it uses by a canary: the first held-out prompt, of which the
-    engine has to give the log-probabilities that the learner gives. If anything fails, the engine goes on with what it
-    had, and the run ends.
+    Checksums verify the weights that the engine holds. A canary verifies those that it uses: the engine must reproduce
+    the learner's log-probabilities of the first held-out prompt. On a failure, the engine keeps its old weights and the
+    run ends.
     """
 
     canary: bool = attrs.field(default=True, validator=instance_of(bool))
-    """Whether engines have to score the canary as the learner does; needs `logprobs` of both."""
+    """Whether to verify engines with the canary; requires `logprobs` of the learner and the engine."""
     canary_atol: float = attrs.field(default=1e-4, converter=float, validator=ge(0.0))
-    """Largest difference of a log-probability, in nats. An engine of lower precision than the learner needs more."""
+    """Largest allowed difference of a log-probability, in nats. Raise it for an engine of lower precision."""
     bucket_mb: float = attrs.field(default=256.0, converter=float, validator=gt(0.0))
-    """Weights on their way at once, in MiB: bounds memory beyond an engine's two sets. A larger tensor goes alone."""
+    """Size of a bucket in MiB, which bounds the memory beyond an engine's two sets. A larger tensor is sent alone."""
 
     learner: Learner = port()
     engine: RolloutEngine = port()
@@ -45,7 +54,7 @@ class WeightSync(Plugin):
 
     @on(FitStart, priority=Priority.SYNC, makes=["weights.published"])
     def publish_first(self, _event: FitStart) -> None:
-        """Give the engine the weights to start from; this is no sync of a step."""
+        """Publish the initial or restored weights, without emitting `WeightsSynced`."""
         self._publish(self.buffer.version)
 
     @on(
@@ -56,7 +65,7 @@ class WeightSync(Plugin):
         emits=[WeightsSynced],
     )
     def sync(self, event: StepEnd) -> None:
-        """Publish version k in step k. Raises `SyncError` with every engine as it was."""
+        """Publish version k in step k; on a failure, restore the engine and raise `SyncError`."""
         started = self.clock.now()
         reported = self._publish(event.step)
         metrics = RuleTable().to_metrics(reported, samples=1)
@@ -64,28 +73,28 @@ class WeightSync(Plugin):
         event.control.emit(WeightsSynced(step=event.step, version=event.step, last=event.last))
 
     def _publish(self, version: int) -> Mapping[str, object]:
-        trainable = getattr(self.learner, "trainable", None)  # of learners that train other tensors than they publish
         return self.transport.publish(
             self.learner.weights(),
             version,
             (self.engine,),
-            canary=self._scored() if self.canary else None,
-            trained=None if trainable is None else trainable(),
+            canary=self._make_canary() if self.canary else None,
+            trained=self.learner.trainable() if isinstance(self.learner, SupportsTrainable) else None,
             bucket_bytes=max(1, int(self.bucket_mb * 2**20)),
         )
 
-    def _scored(self) -> Canary:
-        """The canary, with what the learner says of it now."""
+    def _make_canary(self) -> Canary:
+        """Return the canary with the learner's present log-probabilities."""
         if not callable(logprobs := getattr(self.learner, "logprobs", None)):
             raise SyncError(
-                f"{type(self.learner).__name__} has no logprobs(tokens), which engines are compared with after a sync. "
-                "Give it one, as `hooktrainer.ports.Learner` says, or do without: {use: weight_sync, canary: false}"
+                f"{type(self.learner).__name__} has no logprobs(tokens), with which engines are compared after a sync. "
+                "Implement it as documented in `hooktrainer.ports.Learner`, or turn the canary off: "
+                "{use: weight_sync, canary: false}"
             )
         if not (prompts := self.prompts.heldout(1)) or not len(prompts[0].tokens):
             raise SyncError(
-                "there is no held-out prompt to make a canary of. Give the task one, or do without: "
+                "the canary requires a held-out prompt, and the task has none. Add one, or turn the canary off: "
                 "{use: weight_sync, canary: false}"
             )
         text = prompts[0].tokens
-        tokens = np.resize(text, min(max(2, len(text)), _LONGEST_CANARY))  # a single token is repeated
+        tokens = np.resize(text, min(max(2, len(text)), _LONGEST_CANARY))  # repeats a single token
         return Canary(tokens=tokens, logprobs=np.asarray(logprobs(tokens)), atol=self.canary_atol)

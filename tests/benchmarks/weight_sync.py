@@ -27,7 +27,7 @@ from hooktrainer.ports import Canary
 from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.tasks.addition import Addition
 from hooktrainer.tasks.tokenizer import CharTokenizer
-from hooktrainer.weight_sync import checksums
+from hooktrainer.weight_sync.checksums import checksum
 from hooktrainer.weight_sync.same_host import SameHostTransport
 
 ROUNDS = 15
@@ -53,7 +53,7 @@ def main(threads: int) -> None:
         "plain copy": lambda: copy(target, source, 1),
         f"plain copy, {threads} threads": lambda: copy(target, source, threads),
         "sync": lambda: transport.publish(weights, next(versions), [engine]),
-        "checksums alone": lambda: (checksums.checksum(source), checksums.checksum(target)),
+        "checksums alone": lambda: (checksum(source), checksum(target)),
         "sync with canary": lambda: transport.publish(weights, next(versions), [engine], canary=canary),
     }
     seconds = interleaved(ways)

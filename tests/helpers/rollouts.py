@@ -82,6 +82,7 @@ class Queue:
     def __init__(self, pending: Sequence[Group] = ()) -> None:
         self.pending = list(pending)
         self.claimed: list[int] = []
+        self.begun: list[int] = []
         self.finished: dict[int, Sequence[Trajectory]] = {}
         self.failed: dict[int, tuple[BaseException, FailureReason]] = {}
         self.closed = False
@@ -92,7 +93,7 @@ class Queue:
             self.pending += more
             self.changed.notify_all()
 
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
         with self.changed:
             if block:
                 self.changed.wait_for(lambda: self.pending or self.closed)
@@ -102,6 +103,11 @@ class Queue:
             self.claimed += [group.number for group in taken]
             self.changed.notify_all()
             return taken
+
+    def begin(self, groups: Sequence[Group]) -> None:
+        with self.changed:
+            self.begun += [group.number for group in groups]
+            self.changed.notify_all()
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
         with self.changed:

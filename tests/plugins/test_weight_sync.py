@@ -135,7 +135,7 @@ def test_without_a_held_out_prompt_there_is_no_canary_and_that_is_an_error() -> 
 
     plugin = weight_sync(FakeTransport())
     plugin.prompts = NoneHeldOut()
-    with pytest.raises(SyncError, match="no held-out prompt to make a canary of"):
+    with pytest.raises(SyncError, match="the canary requires a held-out prompt"):
         FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=1)
 
 

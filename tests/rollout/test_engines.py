@@ -180,7 +180,7 @@ def test_a_score_that_is_no_number_is_an_error_that_says_so(gives: object) -> No
     serve(engine, queue, 1)
     error, reason = queue.failed[0]
     assert reason == "error"
-    assert f"SilentTask.score gave {gives!r}" in str(error)
+    assert f"SilentTask.score returned {gives!r}" in str(error)
 
 
 @pytest.mark.parametrize(("answers", "found"), [(None, "nothing"), ([], "0 answers")])
@@ -222,7 +222,7 @@ def test_an_interrupt_on_the_loops_thread_fails_the_groups_and_goes_on_up() -> N
 @pytest.mark.parametrize("name", ["thread", "process by group"])
 def test_a_dead_thread_wakes_the_loop_and_tells_it(name: str) -> None:
     class Broken(Queue):
-        def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+        def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
             raise LookupError("no buffer")
 
     engine = made(name)

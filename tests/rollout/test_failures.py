@@ -109,7 +109,7 @@ def test_a_rollout_that_never_returns_ends_the_sync_that_waits_for_it(
     limits = ["replay.group_timeout_s=0.2", "rollout.sync_timeout_s=0.5"]
     trainer = build_trainer(config("thread", *answers, *limits))
 
-    with pytest.raises(SyncError, match=r"version 2 was not published: waited 0\.5 s .* for rollout-[01] to end"):
+    with pytest.raises(SyncError, match=r"version 2 was not published: waited 0\.5 s .* for rollout-[01] to finish"):
         trainer.fit()
 
     assert trainer.ports.engine.version == 1

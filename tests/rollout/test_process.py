@@ -80,12 +80,12 @@ class TestErrors:
         engine = make(Odd(act="system exit"))
         queue = started(engine)
         queue.wait_until(lambda: queue.closed)
-        with pytest.raises(RolloutError, match=r"rollout worker 0 \(pid \d+\) cannot go on") as caught:
+        with pytest.raises(RolloutError, match=r"rollout worker 0 \(pid \d+\) cannot continue") as caught:
             engine.pump()
         assert isinstance(caught.value.__cause__.__cause__, SystemExit)
 
     def test_what_cannot_be_pickled_is_refused_when_the_engine_is_built(self) -> None:
-        with pytest.raises(ConfigError, match=r"cannot be pickled.*`rollout: \{use: thread\}` needs no pickling"):
+        with pytest.raises(ConfigError, match=r"cannot be pickled.*`rollout: \{use: thread\}`, which needs"):
             ProcessOptions().build(
                 policy=lambda: build(),  # noqa: PLW0108 - that is the point
                 tokenizer=TOKENIZER,
@@ -120,7 +120,7 @@ class TestDeaths:
         queue.wait_for(1)
         queue.dispatch([attrs.evolve(groups(1)[0], number=5)])
         queue.wait_until(lambda: queue.closed)
-        with pytest.raises(RolloutError, match=r"killed by SIGKILL after 1 restarts\. If nobody killed it, the system"):
+        with pytest.raises(RolloutError, match=r"killed by SIGKILL after 1 restarts\. If no user killed it"):
             engine.pump()
 
     def test_a_worker_that_returns_early_is_a_dead_one(self, make: Make) -> None:
@@ -169,7 +169,7 @@ class TestSyncs:
         publish(engine, 2)  # over what it reads
         assert engine.version == 2
         assert (
-            f"rollout worker 0 (pid {pid}) did not end answers that began two versions ago within 0.5 s "
+            f"rollout worker 0 (pid {pid}) did not finish answers that started two versions ago within 0.5 s "
             "(rollout.sync_timeout_s), with groups "
         ) in caplog.text
         queue.wait_for(1)
@@ -278,7 +278,7 @@ class TestEnds:
             engine.close()
         assert time.monotonic() - began < 5
         assert [record.getMessage() for record in caplog.records] == [
-            f"rollout worker 0 (pid {pid}) did not end by itself within 2 s; sending SIGKILL"
+            f"rollout worker 0 (pid {pid}) did not return within 2 s; sending SIGKILL"
         ]
 
     def test_an_engine_that_was_just_started_ends_at_once(self, make: Make) -> None:

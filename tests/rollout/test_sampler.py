@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hooktrainer.rollout.sampler import choose, inverse_cdf, uniforms
+from hooktrainer.rollout.sampler import inverse_cdf, sample_tokens, uniform_draws
 
 
 def test_tokens_follow_their_random_numbers_at_the_temperature() -> None:
     logits = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.4])).expand(3, -1)
     draws = torch.tensor([0.05, 0.15, 0.95], dtype=torch.float64)
 
-    tokens, logprobs = choose(logits, 1.0, draws)
-    cold_tokens, cold_logprobs = choose(logits, 0.5, draws)
+    tokens, logprobs = sample_tokens(logits, 1.0, draws)
+    cold_tokens, cold_logprobs = sample_tokens(logits, 0.5, draws)
 
     assert tokens.tolist() == [0, 1, 3]
     np.testing.assert_allclose(logprobs.exp(), [0.1, 0.2, 0.4], rtol=1e-6)
@@ -25,7 +25,7 @@ def test_tokens_follow_their_random_numbers_at_the_temperature() -> None:
 
 
 def test_greedy_takes_the_most_likely_token() -> None:
-    tokens, _ = choose(torch.tensor([[0.1, 0.2, 0.7], [0.6, 0.1, 0.3]]), 1.0, None)
+    tokens, _ = sample_tokens(torch.tensor([[0.1, 0.2, 0.7], [0.6, 0.1, 0.3]]), 1.0, None)
     assert tokens.tolist() == [2, 0]
 
 
@@ -44,6 +44,6 @@ def test_the_distribution_is_that_of_the_policy() -> None:
 
 @pytest.mark.parametrize(("n", "length"), [(2, 8), (8, 3), (8, 8)])
 def test_an_answers_random_numbers_depend_on_seed_number_and_place_only(n: int, length: int) -> None:
-    whole = uniforms(3, 7, 8, 8)
-    np.testing.assert_array_equal(uniforms(3, 7, n, length), whole[:n, :length])
-    assert len(np.unique(np.stack([whole, uniforms(3, 8, 8, 8), uniforms(4, 7, 8, 8)]))) == 3 * 64
+    whole = uniform_draws(3, 7, 8, 8)
+    np.testing.assert_array_equal(uniform_draws(3, 7, n, length), whole[:n, :length])
+    assert len(np.unique(np.stack([whole, uniform_draws(3, 8, 8, 8), uniform_draws(4, 7, 8, 8)]))) == 3 * 64

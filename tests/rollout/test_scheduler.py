@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 import numpy as np
@@ -16,6 +17,7 @@ from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Group, Trajectory
 from hooktrainer.rollout.decode_batch import DecodeBatch
+from hooktrainer.rollout.engine import make_parts
 from hooktrainer.rollout.generation import Generator
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.scheduler import Scheduler
@@ -26,7 +28,7 @@ MODELS = {0: build(), 1: build(scale=2.5, seed=1)}
 
 
 def made(options: SamplingOptions = OPTIONS, seed: int = 0) -> tuple[Generator, DoubleBuffer]:
-    generator, weights = options.parts(policy=build, tokenizer=TOKENIZER, task=TASK, seed=seed)
+    generator, weights = make_parts(options, policy=build, tokenizer=TOKENIZER, task=TASK, seed=seed)
     publish(weights, 0)
     return generator, weights
 
@@ -212,3 +214,89 @@ def test_who_has_nothing_in_work_holds_up_no_sync() -> None:
     syncs.start()
     syncs.join(PATIENCE_S)
     assert not syncs.is_alive()
+
+
+def publish_before_weights_are_taken(
+    monkeypatch: pytest.MonkeyPatch, generator: Generator, weights: DoubleBuffer, version: int
+) -> None:
+    """Publish between the scheduler's look at the version and the first batch that it opens."""
+    opened = generator.decode_batch
+
+    @contextmanager
+    def decode_batch(slots: int) -> Iterator[DecodeBatch]:
+        monkeypatch.undo()
+        publish(weights, version)
+        with opened(slots) as batch:
+            yield batch
+
+    monkeypatch.setattr(generator, "decode_batch", decode_batch)
+
+
+@pytest.mark.parametrize("on_sync", ["finish", "continue"])
+def test_versions_never_descend_after_a_failed_sync_that_overtook_the_opening_of_a_batch(
+    on_sync: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, weights = made(attrs.evolve(OPTIONS, on_sync=on_sync))
+    expected = tokens_of(run(Scheduler(generator), groups(2)))
+    scheduler = Scheduler(generator)
+    publish_before_weights_are_taken(monkeypatch, generator, weights, 1)
+    scheduler.add(groups(2))
+    answers = advance(scheduler)
+    assert {version for _, own in scheduler._groups.values() for one in own for version in one.versions} == {1}
+    weights.unflip()
+
+    answers |= run(scheduler, [])
+
+    assert {version for own in answers.values() for version in versions_of(own)} == {0}
+    assert tokens_of(answers) == expected
+
+
+def test_answers_of_a_failed_sync_are_discarded_also_if_its_version_was_published_again_meanwhile() -> None:
+    generator, weights = made(attrs.evolve(OPTIONS, n=2, slots=1))
+    scheduler = Scheduler(generator)
+    weights.stage(full_state(build(scale=2.0, seed=2)), 1)
+    weights.flip()
+    (group,) = groups(1)
+    scheduler.add([group])
+    while not any(request.complete for request in scheduler._groups[0][1]):
+        advance(scheduler)
+    weights.unflip()
+    publish(weights, 1)
+
+    answers = run(scheduler, [])[0]
+
+    assert versions_of(answers) == {1}
+    for answer in answers:
+        np.testing.assert_allclose(answer.logprobs, logprobs_of(MODELS[1], group, answer), atol=2e-4)
+
+
+@pytest.mark.parametrize("on_sync", ["finish", "continue"])
+def test_no_request_starts_while_paused_and_those_in_flight_continue(on_sync: str) -> None:
+    generator, weights = made(attrs.evolve(OPTIONS, on_sync=on_sync, slots=64))
+    begun: list[int] = []
+    scheduler = Scheduler(generator, lambda own: begun.extend(group.number for group in own))
+    first, *later = groups(3)
+    scheduler.add([first])
+    advance(scheduler)
+    weights.pause()
+    scheduler.add(later)
+    answers: dict[int, list[Trajectory]] = {}
+    while not answers:
+        answers = advance(scheduler)
+        assert begun == [0]
+    weights.resume()
+
+    answers |= run(scheduler, [])
+
+    assert begun == [0, 1, 2]
+    assert sorted(answers) == [0, 1, 2]
+
+
+def test_a_group_begins_when_its_first_request_gets_a_slot() -> None:
+    begun: list[int] = []
+    scheduler = Scheduler(made()[0], lambda own: begun.extend(group.number for group in own))
+    scheduler.add(groups(3))
+    advance(scheduler)
+    assert begun == [0, 1]  # four slots, three answers each
+    run(scheduler, [])
+    assert begun == [0, 1, 2]

@@ -388,5 +388,5 @@ def test_a_worker_that_was_killed_while_it_starts_up_is_not_blamed_on_the_script
     os.kill(active_children()[0].pid, signal.SIGKILL)
     queue.wait_until(lambda: queue.closed)
 
-    with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts\. If nobody killed it, the system"):
+    with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts\. If no user killed it, the system"):
         engine.pump()

@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from hooktrainer.errors import SyncError
 from hooktrainer.models.policy import full_state
-from hooktrainer.weight_sync import checksums
-from hooktrainer.weight_sync.buckets import BucketedWeights
-from hooktrainer.weight_sync.checksums import Bucket, checksum, filled
+from hooktrainer.weight_sync import copying
+from hooktrainer.weight_sync.buckets import Bucket, BucketedWeights
+from hooktrainer.weight_sync.checksums import checksum
+from hooktrainer.weight_sync.copying import copy_with_checksums
 from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
 from hooktrainer.weight_sync.same_host import SameHostTransport
 
@@ -95,7 +96,7 @@ class TestBuckets:
         spec = {name: torch.empty(1_250_000, 2, device="meta") for name in weights}
         allocations = Allocations()
         with allocations:
-            for bucket in BucketedWeights(weights, spec, limit).buckets():
+            for (bucket,) in BucketedWeights(weights, [spec], limit).buckets():
                 assert allocations.now == sum(tensor.nbytes for tensor in bucket.values())
                 del bucket
         gc.collect()
@@ -121,7 +122,7 @@ class TestBuckets:
     @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 60))
     def test_every_tensor_is_in_one_bucket_in_order(self, sizes: list[int], limit: int) -> None:
         weights = {str(place): torch.zeros(size, dtype=torch.uint8) for place, size in enumerate(sizes)}
-        buckets = [dict(bucket) for bucket in BucketedWeights(weights, None, limit).buckets()]
+        buckets = [dict(bucket) for (bucket,) in BucketedWeights(weights, [None], limit).buckets()]
         assert [name for bucket in buckets for name in bucket] == list(weights)
         for bucket in buckets:
             assert len(bucket) == 1 or sum(tensor.nbytes for tensor in bucket.values()) <= limit
@@ -169,7 +170,7 @@ class TestFit:
         spec = {"layers.0": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64), "w": torch.zeros(2, 3)}
         weights = {"layer.0": torch.zeros(2), "count": torch.zeros(1), "w": torch.zeros(3, 2)}
         with pytest.raises(SyncError) as caught:
-            BucketedWeights(weights, spec, 100)
+            BucketedWeights(weights, [spec], 100)
         assert str(caught.value) == (
             "weights do not fit the engine: 'layers.0' is missing; 'layer.0' is unknown to the engine. Did you mean "
             "'layers.0'?; 'count' is torch.float32, the engine's torch.int64; 'w' has shape (3, 2), the engine's (2, 3)"
@@ -178,9 +179,9 @@ class TestFit:
     def test_names_that_match_nothing_are_an_error_that_counts_them(self) -> None:
         spec = {f"layers.{number}.weight": torch.zeros(1) for number in range(4)}
         with pytest.raises(
-            SyncError, match=r"matched 0 of 4 of its tensors; they are called 'adapter\.a', the engine's"
+            SyncError, match=r"matched 0 of 4 of its tensors; the learner's names are 'adapter\.a', the engine's"
         ):
-            BucketedWeights({"adapter.a": torch.zeros(1)}, spec, 100)
+            BucketedWeights({"adapter.a": torch.zeros(1)}, [spec], 100)
 
     def test_weights_that_share_memory_with_the_engine_are_refused(self) -> None:
         engine = Recorder(Parameters, 1, 3)
@@ -216,9 +217,9 @@ class TestCasts:
     )
     def test_the_error_of_a_cast_to_half_precision(self, values: object, error: float) -> None:
         weights = {"p": torch.tensor(values)}
-        shipment = BucketedWeights(weights, {"p": torch.empty_like(weights["p"], dtype=torch.float16)}, 100)
-        list(shipment.buckets())
-        assert shipment.cast_error == error
+        bucketed = BucketedWeights(weights, [{"p": torch.empty_like(weights["p"], dtype=torch.float16)}], 100)
+        list(bucketed.buckets())
+        assert bucketed.receivers[0].cast_error == error
 
 
 def odd_tensors() -> dict[str, Tensor]:
@@ -238,9 +239,9 @@ def odd_tensors() -> dict[str, Tensor]:
 class TestChecksums:
     def test_copies_of_every_kind_have_the_senders_checksum_and_bytes(self) -> None:
         source = odd_tensors()
-        (bucket,) = BucketedWeights(source, None, 10**6).buckets()
+        ((bucket,),) = BucketedWeights(source, [None], 10**6).buckets()
         target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
-        assert filled(target, bucket) == bucket.checksums()
+        assert copy_with_checksums(target, bucket) == bucket.checksums()
         for name, tensor in source.items():
             assert checksum(tensor) == checksum(target[name]), name
             assert torch.equal(tensor.isnan(), target[name].isnan()), name
@@ -249,27 +250,27 @@ class TestChecksums:
     def test_a_target_in_an_order_of_its_own_is_filled_too(self) -> None:
         target = {"w": torch.zeros(5, 3).t()}
         source = {"w": torch.arange(15.0).view(3, 5)}
-        assert filled(target, source) == {"w": checksum(source["w"])}
+        assert copy_with_checksums(target, source) == {"w": checksum(source["w"])}
         assert torch.equal(target["w"], source["w"])
 
     @settings(max_examples=30)
     @given(st.integers(0, 5 * 64), st.sampled_from([torch.uint8, torch.float32]), st.integers(0, 2**30))
     def test_blocks_change_no_checksum(self, size: int, dtype: torch.dtype, seed: int) -> None:
         numbers = np.random.default_rng(seed).integers(0, 200, size)
-        tensor, block = torch.tensor(numbers, dtype=dtype), checksums.BLOCK_BYTES
-        checksums.BLOCK_BYTES = 64
+        tensor, block = torch.tensor(numbers, dtype=dtype), copying.BLOCK_BYTES
+        copying.BLOCK_BYTES = 64
         try:
             bucket, target = Bucket({"w": tensor}), {"w": torch.zeros_like(tensor)}
-            assert filled(target, bucket) == bucket.checksums() == {"w": checksum(tensor)}
+            assert copy_with_checksums(target, bucket) == bucket.checksums() == {"w": checksum(tensor)}
         finally:
-            checksums.BLOCK_BYTES = block
+            copying.BLOCK_BYTES = block
         assert torch.equal(target["w"], tensor)
 
     def test_several_threads_copy_the_same(self) -> None:
         source = {str(number): torch.randn(300_000 * (1 + number)) for number in range(6)}
         target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         bucket = Bucket(source)
-        assert filled(target, bucket, threads=3) == bucket.checksums()
+        assert copy_with_checksums(target, bucket, threads=3) == bucket.checksums()
         assert all(torch.equal(target[name], tensor) for name, tensor in source.items())
 
     @given(st.integers(0, 8 * 4 * 1000 - 1))

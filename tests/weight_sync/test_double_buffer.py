@@ -17,10 +17,10 @@ import hooktrainer.weight_sync.double_buffer as weights_module
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
 from hooktrainer.rollout.process.engine import ProcessReaders
-from hooktrainer.rollout.process.shared_memory import FlatLayout, adopt
-from hooktrainer.weight_sync.checksums import BLOCK_BYTES, checksum
+from hooktrainer.rollout.process.shared_memory import FlatLayout, use_tensors
+from hooktrainer.weight_sync.checksums import checksum
 from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
-from hooktrainer.weight_sync.torn_reads import Fingerprint, ends_of
+from hooktrainer.weight_sync.torn_reads import END_BYTES, Fingerprint, end_tensors
 
 Make: TypeAlias = Callable[[Callable[[], nn.Module]], "Weights"]
 
@@ -35,7 +35,7 @@ class Weights(DoubleBuffer):
             layout = FlatLayout.of(sets[0])
             sets = [layout.views(layout.allocate()) for _ in sets]
             for module, tensors in zip(modules.modules, sets, strict=True):
-                adopt(module, tensors)
+                use_tensors(module, tensors)
         super().__init__(sets, modules)
         self.modules = modules
         self.reading = modules.reading
@@ -153,9 +153,9 @@ class TestDoubleBuffer:
     def test_unflip_brings_back_this_process_where_no_worker_is_left_to_be_told(self) -> None:
         class Dead:
             def use(self, place: int, version: int) -> None:
-                raise RolloutError("nothing is generated any more")
+                raise RolloutError("the rollout workers have failed")
 
-            def hurry(self) -> None: ...
+            def limit_waits(self) -> None: ...
 
         weights = Weights(Three, share=True)
         publish_to(weights, 1)
@@ -197,10 +197,10 @@ class TestDoubleBuffer:
         reader.start()
         inside.wait()
         publish_to(weights, 2)
-        awaited = "rollout-7 to end answers that began two versions ago"
-        with pytest.raises(SyncError, match=rf"waited 0\.25 s \(rollout\.sync_timeout_s\) for {awaited}\. A `score`"):
+        awaited = "rollout-7 to finish answers that started two versions ago"
+        with pytest.raises(SyncError, match=rf"waited 0\.25 s \(rollout\.sync_timeout_s\) for {awaited}\. Either"):
             weights.stage(versioned(3), 3)
-        assert f"a weight sync is still waiting: {awaited}" in caplog.text
+        assert f"weight sync is still waiting for {awaited}" in caplog.text
         assert value_of(weights) == (2, 2.0)
         done.set()
         reader.join()
@@ -285,7 +285,7 @@ class Odd(nn.Module):
 
 
 class TestStates:
-    def filled(self) -> Odd:
+    def copy_with_checksums(self) -> Odd:
         source = Odd()
         with torch.no_grad():
             source.w.copy_(torch.arange(6.0).view(2, 3))
@@ -297,7 +297,7 @@ class TestStates:
         return source
 
     def test_every_kind_of_tensor_arrives_again_and_again(self, make: Make) -> None:
-        source, weights = self.filled(), make(Odd)
+        source, weights = self.copy_with_checksums(), make(Odd)
         for version in range(3):
             weights.stage(full_state(source), version)
             weights.flip()
@@ -309,7 +309,7 @@ class TestStates:
                 assert module.tied is module.w
 
     def test_weights_that_are_nan_are_delivered_too(self, make: Make) -> None:
-        source, weights = self.filled(), make(Odd)
+        source, weights = self.copy_with_checksums(), make(Odd)
         with torch.no_grad():
             source.w.fill_(torch.nan)
         weights.stage(full_state(source), 0)
@@ -319,7 +319,7 @@ class TestStates:
 
     def test_weights_may_lie_in_memory_in_any_order(self, make: Make) -> None:
         weights = make(Odd)
-        values = dict(full_state(self.filled()))
+        values = dict(full_state(self.copy_with_checksums()))
         values["w"] = values["tied"] = torch.arange(6.0).view(3, 2).t()
         weights.stage(values, 0)
         weights.flip()
@@ -338,16 +338,16 @@ class TestStates:
     def test_what_does_not_fit_is_named(self, make: Make, name: str, tensor: Tensor, message: str) -> None:
         weights = make(Odd)
         with pytest.raises(SyncError, match=message):
-            weights.stage({**full_state(self.filled()), name: tensor}, 0)
+            weights.stage({**full_state(self.copy_with_checksums()), name: tensor}, 0)
         assert weights.version == -1
 
     def test_bytes_are_copied_and_never_cast_here(self, make: Make) -> None:
         weights = make(Odd)
         with pytest.raises(SyncError, match=r"'brief' is torch\.float32, the engine's torch\.bfloat16; the transport"):
-            weights.stage({**full_state(self.filled()), "brief": torch.ones(2)}, 0)
+            weights.stage({**full_state(self.copy_with_checksums()), "brief": torch.ones(2)}, 0)
 
     def test_buckets_of_one_version_come_together_and_another_version_begins_anew(self, make: Make) -> None:
-        source, weights = full_state(self.filled()), make(Odd)
+        source, weights = full_state(self.copy_with_checksums()), make(Odd)
         names = [name for name in source if name != "tied"]  # it arrives with `w`
         for name in names[:-1]:
             assert weights.stage({name: source[name]}, 1) == {name: checksum(source[name])}
@@ -416,7 +416,7 @@ class TestWitness:
         publish_to(weights, 1)
         with weights.reading() as (module, version):
             publish_to(weights, 2)
-            weights.detector.check(7, {Fingerprint.of(version, ends_of(full_state(module)))})
+            weights.detector.check(7, {Fingerprint.of(version, end_tensors(full_state(module)))})
 
     @pytest.mark.parametrize("torn", ["a", "c"])
     def test_a_torn_set_is_told_by_either_end(self, make: Make, torn: str) -> None:
@@ -424,7 +424,7 @@ class TestWitness:
         publish_to(weights, 1)
         with weights.reading() as (module, version):
             getattr(module, torn)[3] = 9.0
-            fingerprint = Fingerprint.of(version, ends_of(full_state(module)))
+            fingerprint = Fingerprint.of(version, end_tensors(full_state(module)))
         with pytest.raises(
             SyncError, match="group 7 was sampled from torn weights: of version 1 the first and the last"
         ):
@@ -434,7 +434,7 @@ class TestWitness:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, _):
-            fingerprint = Fingerprint.of(2, ends_of(full_state(module)))
+            fingerprint = Fingerprint.of(2, end_tensors(full_state(module)))
         with pytest.raises(SyncError, match="of version 2 .* published were none"):
             weights.detector.check(7, {fingerprint})
         publish_to(weights, 2)
@@ -442,11 +442,11 @@ class TestWitness:
             weights.detector.check(7, {fingerprint})
 
     def test_of_large_tensors_one_block_at_the_outer_end_counts(self) -> None:
-        large = {"a": torch.zeros(BLOCK_BYTES), "empty": torch.zeros(0), "b": torch.zeros(BLOCK_BYTES)}
-        before = Fingerprint.of(1, ends_of(large))
+        large = {"a": torch.zeros(END_BYTES), "empty": torch.zeros(0), "b": torch.zeros(END_BYTES)}
+        before = Fingerprint.of(1, end_tensors(large))
         large["a"][0] = 1.0
-        after = Fingerprint.of(1, ends_of(large))
+        after = Fingerprint.of(1, end_tensors(large))
         large["b"][-1] = 1.0
         assert before.first != after.first
-        assert after.last != Fingerprint.of(1, ends_of(large)).last
-        assert Fingerprint.of(1, ends_of({})) == Fingerprint(1, 0, 0)
+        assert after.last != Fingerprint.of(1, end_tensors(large)).last
+        assert Fingerprint.of(1, end_tensors({})) == Fingerprint(1, 0, 0)

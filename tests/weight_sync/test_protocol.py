@@ -134,7 +134,7 @@ def test_each_part_of_the_protocol_is_done_on_every_engine_before_the_next() -> 
     events: list[str] = []
     engines = [Engine("a", events), Engine("b", events)]
     metrics = published(SameHostTransport(), 4, engines)
-    parts = ("spec", "stage"), ("pause",), ("flip",), ("logprobs",), ("resume",)
+    parts = ("spec",), ("stage",), ("pause",), ("flip",), ("logprobs",), ("resume",)
     assert events == [f"{name} {step}" for part in parts for name in "ab" for step in part]
     assert [state(engine) for engine in engines] == [NEW] * 2
     assert metrics["weight_sync/bytes"].value == 2 * (3 * 4 + 2 * 8)
@@ -218,10 +218,10 @@ class TestFailures:
         assert not engines[0].paused
         assert caught.value.__cause__ is not None
         notes = "\n".join(caught.value.__cause__.__notes__)
-        assert "engine 0 (Stuck) could not go back to its old weights" in notes
+        assert "engine 0 (Stuck) could not restore its old weights" in notes
         assert "OSError: stuck" in notes
-        assert "engine 0 (Stuck) did not go back" in notes
-        assert "it holds version 4, not 0 again" in notes
+        assert "engine 0 (Stuck) did not restore its old weights" in notes
+        assert "it holds version 4, expected 0" in notes
 
     def test_an_engine_that_cannot_even_say_what_it_holds_is_no_other_error(self) -> None:
         class Mute(Engine):
@@ -273,14 +273,17 @@ class TestChecksums:
 
         engines = [Engine("a"), Corrupted("b")]
         with pytest.raises(
-            SyncError, match=r"engine 1 \(Corrupted\) does not hold what it was sent: 'w' has the check"
+            SyncError, match=r"engine 1 \(Corrupted\) does not hold the weights that were sent: 'w' has the check"
         ):
             published(SameHostTransport(), 4, engines)
         assert [state(engine)[:3] for engine in engines] == [OLD[:3]] * 2
 
     @pytest.mark.parametrize(
         ("answer", "message"),
-        [(None, "`stage` gave NoneType in place of a checksum by name"), ({}, "'w' was not acknowledged")],
+        [
+            (None, "`stage` returned NoneType instead of a mapping from names to checksums"),
+            ({}, "'w' was not acknowledged"),
+        ],
     )
     def test_who_does_not_acknowledge_is_named(self, answer: object, message: str) -> None:
         class Silent(Engine):
@@ -308,7 +311,7 @@ class TestCanary:
     @pytest.mark.parametrize(
         ("found", "message"),
         [
-            (np.zeros(5), r"shape \(5,\) for the canary, not \(2,\)"),
+            (np.zeros(5), r"shape \(5,\) for the canary, expected \(2,\)"),
             (np.full(2, np.nan), "does not use the weights that it confirmed"),
             (
                 np.array([[-20.0, -20.0], [-20.0, -20.5]]),
@@ -406,7 +409,7 @@ class TestNothingNew:
             for version in range(3):
                 self.publish(transport, version, 0.5)
         assert [record.getMessage() for record in caplog.records] == [
-            "version 1 brings engines nothing new: all weights are as they were"
+            "version 1 contains no change: all weights equal those of the version before"
         ]
 
     def test_what_a_cast_loses_is_said_and_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -418,4 +421,4 @@ class TestNothingNew:
         with caplog.at_level(logging.WARNING):
             for version, value in enumerate([1.0, 1.00001]):
                 transport.publish({"w": torch.full((3,), value)}, version, [Half()], trained={"a": torch.tensor(value)})
-        assert "what training moved is lost in the cast" in caplog.text
+        assert "the changes are lost in the cast" in caplog.text

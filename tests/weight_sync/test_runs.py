@@ -296,11 +296,11 @@ def test_answers_over_a_sync_are_stamped_with_the_first_and_the_last_version(bui
     sync(learner, 1, engine)
 
     class Syncs(Queue):
-        def claim(self, limit: int, block: bool = True) -> object:
+        def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> object:
             if self.claimed and engine.version == 1:  # asked again after the first token
                 train(learner)
                 sync(learner, 2, engine)
-            return super().claim(limit, block)
+            return super().claim(limit, block, begin=begin)
 
     queue = Syncs(groups(6))
     engine.start(queue)

@@ -1,4 +1,4 @@
-"""The process engine: worker processes that share one copy of the weights."""
+"""Process engine: worker processes that map one copy of the weights."""
 
 from __future__ import annotations
 

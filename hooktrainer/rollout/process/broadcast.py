@@ -1,4 +1,4 @@
-"""What a sync asks of all worker processes, and what becomes of one that does not answer."""
+"""Requests of a weight sync to all worker processes; a worker that does not reply in time is killed."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from hooktrainer.rollout.process.handle import WorkerHandle
 from hooktrainer.weight_sync.waiting import wait_until
 
 _LOG: Final = logging.getLogger("hooktrainer")
-HURRY_S: Final = 1.5
-"""Seconds to answer while a sync is undone: the run is ending, and whoever ended it waits."""
+UNDO_S: Final = 1.5
+"""Seconds that a worker has to reply while a sync is undone, because the run is ending."""
 _DEATH_S: Final = 2.0
-"""Seconds that the system has to end a process that was killed."""
+"""Seconds that the operating system has to end a killed process."""
 
 
 class Broadcast:
-    """Asks workers in turn; one that does not answer in time is killed, and started anew as any that dies."""
+    """Sends a message to all workers and waits for their replies; a late worker is killed and restarted."""
 
-    def __init__(self, changed: threading.Condition, seconds: float, given_up: Callable[[], object]) -> None:
-        """`changed` tells of answers; once something is `given_up`, nobody is waited for."""
-        self.hurried = False
-        """Whether a sync is being undone: then who is late is an error besides."""
+    def __init__(self, changed: threading.Condition, seconds: float, has_failed: Callable[[], object]) -> None:
+        """Wait for replies with `changed`, for at most `seconds`, until `has_failed()` is true."""
+        self.undoing = False
+        """Whether a failed sync is being undone: the deadline is short, and a late worker is also an error."""
         self._changed = changed
         self._seconds = seconds
-        self._given_up = given_up
+        self._has_failed = has_failed
         self._tickets = 0
 
-    def ask(
-        self, workers: Sequence[WorkerHandle], question: Callable[[int], object], what: str
+    def send(
+        self, workers: Sequence[WorkerHandle], message_of: Callable[[int], object], task: str
     ) -> Sequence[WorkerHandle]:
-        """Return once each that is set up has done it, or is dead; those who were asked.
+        """Send `message_of(ticket)` to every worker that is ready; return these once each has replied or is dead.
 
-        Raises `SyncError` that names who was late, if a sync is being undone.
+        `task` names the request in messages. Raise `SyncError` naming late workers if a sync is being undone.
         """
         with self._changed:
             self._tickets += 1
@@ -46,30 +46,33 @@ class Broadcast:
             for worker in asked:
                 worker.tickets.add(ticket)
                 worker.scores = None
-        seconds = HURRY_S if self.hurried else self._seconds
+        seconds = UNDO_S if self.undoing else self._seconds
         deadline = monotonic() + seconds
-        message = question(ticket)
-        for worker in [worker for worker in asked if not worker.send(message, 0.0)]:  # they delay nobody else
+        message = message_of(ticket)
+        # Try all workers before waiting for one whose pipe is full.
+        for worker in [worker for worker in asked if not worker.send(message, 0.0)]:
             worker.send(message, deadline - monotonic())
 
         def behind() -> list[WorkerHandle]:
             return [worker for worker in asked if ticket in worker.tickets]
 
         def awaited() -> str:
-            return f"{', '.join(map(str, behind()))} to {what}"
+            return f"{', '.join(map(str, behind()))} to {task}"
 
         with self._changed:
-            done = wait_until(self._changed, lambda: self._given_up() or not behind(), deadline - monotonic(), awaited)
+            done = wait_until(
+                self._changed, lambda: self._has_failed() or not behind(), deadline - monotonic(), awaited
+            )
             late = [] if done else behind()
         if late:
-            self._end(late, f"did not {what} within {seconds:g} s")
+            self._kill(late, f"did not {task} within {seconds:g} s")
         return asked
 
-    def _end(self, late: Sequence[WorkerHandle], fault: str) -> None:
-        """Kill them; nobody is asked again, and what they had in work goes the way of all that is lost."""
+    def _kill(self, late: Sequence[WorkerHandle], fault: str) -> None:
+        """Kill late workers. Their groups fail and are replaced, as those of any dead worker."""
         for worker in late:
-            limit = "" if self.hurried else " (rollout.sync_timeout_s)"
-            groups = f", with groups {', '.join(map(str, worker.groups))} in work" if worker.groups else ""
+            limit = "" if self.undoing else " (rollout.sync_timeout_s)"
+            groups = f", with groups {', '.join(map(str, worker.groups))} in flight" if worker.groups else ""
             _LOG.warning("%s %s%s%s; sending SIGKILL", worker, fault, limit, groups)
         with self._changed:
             for worker in late:
@@ -77,7 +80,7 @@ class Broadcast:
                 worker.tickets.clear()
         for worker in late:
             worker.kill()
-        for worker in late:  # the weights that it reads may be written after this
+        for worker in late:  # its weights may be overwritten afterwards
             wait([worker.process.sentinel], _DEATH_S)
-        if self.hurried:
+        if self.undoing:
             raise SyncError(f"{', '.join(map(str, late))} {fault}, and was killed")

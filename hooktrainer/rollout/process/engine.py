@@ -1,4 +1,4 @@
-"""An engine with worker processes: they sample while the learner learns, each on a core of its own."""
+"""Engine with worker processes, which generate on their own cores while the learner trains."""
 
 from __future__ import annotations
 
@@ -27,89 +27,89 @@ if TYPE_CHECKING:
 
 
 class ProcessReaders:
-    """All readers of the shared weights: this process, which validates with them, and the workers."""
+    """Readers of the shared weights: this process, which validates with them, and the workers."""
 
     def __init__(self, modules: ModulePair, pool: WorkerPool) -> None:
         self._modules = modules
         self._pool = pool
 
-    def release(self, place: int) -> None:
-        """Return once nobody reads this set, which is not the one in use."""
-        self._modules.release(place)
-        self._pool.release(place)
+    def release(self, index: int) -> None:
+        """Return once no reader uses this set, which is not the one in use."""
+        self._modules.release(index)
+        self._pool.release(index)
 
-    def hurry(self) -> None:
-        """A sync is being undone: wait for no worker longer than a moment."""
-        self._pool.hurry()
+    def limit_waits(self) -> None:
+        """Wait only briefly for each worker until the next `release`, because a failed sync is being undone."""
+        self._pool.limit_waits()
 
     def pause(self) -> None:
-        """Return once nobody begins an answer, until `resume`."""
+        """Return once no request can start, until `resume`."""
         self._modules.pause()
         self._pool.pause()
 
-    def use(self, place: int, version: int) -> None:
-        """Return once everybody gives this set to new answers."""
+    def use(self, index: int, version: int) -> None:
+        """Return once every reader uses this set for new requests."""
         try:
-            self._pool.use(place, version)
-        finally:  # also where no worker is left to be told
-            self._modules.use(place, version)
+            self._pool.use(index, version)
+        finally:  # also if the pool has failed
+            self._modules.use(index, version)
 
     def resume(self) -> None:
-        """Let answers begin again."""
+        """Let requests start again."""
         self._modules.resume()
         self._pool.resume()
 
 
 class ProcessEngine(Engine):
-    """Workers are processes that have mapped the one copy of the weights."""
+    """Generates in processes that map one shared copy of the weights."""
 
     def __init__(self, generator: Generator, weights: DoubleBuffer, pool: WorkerPool, stats: RolloutStats) -> None:
         super().__init__(generator, weights, stats)
         self._pool = pool
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """Log-probabilities by the weights in use, (L,) -> (R, L - 1): of this process, and of every worker."""
+        """Return log-probabilities from the weights in use, (L,) -> (R, L - 1): one row per process that reads them."""
         return np.stack([super().logprobs(tokens), *self._pool.score(tokens)])
 
     def start(self, buffer: ReplayBuffer) -> None:
-        """Spawn the workers, which takes them a few seconds; they begin as they get ready."""
+        """Spawn the workers; each takes a few seconds until it is ready."""
         super().start(buffer)
         self._pool.start(buffer)
 
     def pump(self) -> None:
-        """Raise if workers died too often, so that nobody waits for them."""
-        self._pool.raise_if_died()
+        """Raise the error that ended generation, such as a worker that died too often."""
+        self._pool.raise_if_failed()
 
     def take_metrics(self) -> Mapping[str, object]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call."""
         self._stats.record({"rollout/restarts": Sum(0)})
         return super().take_metrics()
 
     def close(self) -> None:
-        """Close the buffer that it serves, and end every process and thread within seconds."""
+        """Close the buffer, and end every process and thread within seconds."""
         self._pool.close()
 
 
 @attrs.frozen(kw_only=True)
 class ProcessOptions(SamplingOptions):
-    """Sample in processes of their own, while the learner learns: neither slows the other down."""
+    """Sample in worker processes, while the learner trains."""
 
     workers: int = attrs.field(default=2, validator=COUNT)
     """Worker processes."""
     intra_op_threads: int = attrs.field(default=1, validator=COUNT)
-    """Threads of one torch operation, in each worker."""
+    """Threads of one torch operation in each worker."""
     max_restarts: int = attrs.field(default=3, validator=and_(instance_of(int), ge(0)))
-    """How often each worker is started anew after it died, before the run fails."""
+    """Restarts of each worker after it died, before the run fails."""
 
     def build(
         self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
     ) -> RolloutEngine:
-        """The engine; `policy` makes a new module of the learner's architecture at each call."""
+        """Build the engine; `policy` returns a new module of the learner's architecture at each call."""
         from hooktrainer.models.policy import full_state
         from hooktrainer.rollout.generation import Generator
         from hooktrainer.rollout.process.messages import WorkerConfig
         from hooktrainer.rollout.process.pool import WorkerPool
-        from hooktrainer.rollout.process.shared_memory import FlatLayout, adopt
+        from hooktrainer.rollout.process.shared_memory import FlatLayout, use_tensors
         from hooktrainer.rollout.stats import RolloutStats
         from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
         from hooktrainer.weight_sync.torn_reads import TornReadDetector
@@ -129,7 +129,7 @@ class ProcessOptions(SamplingOptions):
         flats = [layout.allocate() for _ in modules.modules]
         sets = [layout.views(flat) for flat in flats]
         for module, tensors in zip(modules.modules, sets, strict=True):
-            adopt(module, tensors)
+            use_tensors(module, tensors)
         pool = WorkerPool(
             packed,
             flats,
@@ -150,6 +150,6 @@ def _packed(config: WorkerConfig) -> bytes:
         return pack(config)
     except Exception as error:
         raise ConfigError(
-            f"model and task go to other processes, but cannot be pickled: {error}. Classes and functions have to be "
-            "on the top level of a module or of a file; `rollout: {use: thread}` needs no pickling"
+            f"model and task are sent to worker processes, but cannot be pickled: {error}. Define classes and "
+            "functions at the top level of a module or file, or use `rollout: {use: thread}`, which needs no pickling"
         ) from error

@@ -1,4 +1,4 @@
-"""One worker process as its engine sees it."""
+"""The engine's handle of one worker process."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ from typing import TYPE_CHECKING, Final
 
 from hooktrainer._util.signals import HANDLED
 from hooktrainer.ports import Floats, Group
-from hooktrainer.rollout.process.messages import PackedError, Room
+from hooktrainer.rollout.process.messages import Capacity, PackedError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SPAWN: Final = get_context("spawn")  # a fork would copy locks that threads of torch or of this process hold
+_SPAWN: Final = get_context("spawn")  # a fork would copy locks held by other threads
 
 
 class WorkerHandle:
-    """A process that was just spawned, its connection, and what it has in work."""
+    """Spawns a worker process; holds its connection and its groups in flight."""
 
     def __init__(self, number: int, restarts: int, config: bytes, sets: Sequence[Tensor]) -> None:
         from hooktrainer.rollout.process.worker import main
 
         self.number: Final = number
         self.restarts: Final = restarts
-        """Processes before this one that died."""
+        """Number of predecessors that died."""
         self.ready = False
         self.groups: dict[int, Group] = {}
-        """What it was given and has not answered, by dispatch number."""
+        """Groups that were sent to it and have not ended, by dispatch number."""
         self.tickets: set[int] = set()
-        """What it was asked for and has not done."""
+        """Tickets of requests that it has not acknowledged."""
         self.scores: Floats | PackedError | None = None
-        """What it said of the last canary."""
+        """Its reply to the last `Score`."""
         self.connection, theirs = _SPAWN.Pipe()
         self.process: Final = _SPAWN.Process(
             target=main, args=(theirs, config, sets), name=f"rollout-{number}", daemon=True
         )
-        self.told = Room(0, 0)
-        """What it last said about its room."""
+        self.capacity = Capacity(0, 0)
+        """The capacity that it reported last."""
         self._given = 0
         self._hung_up = False
         self._sending = threading.Lock()
-        resource_tracker.ensure_running()  # started later, with the process, it would unblock signals for both
-        with theirs, _unsignalled():
+        resource_tracker.ensure_running()  # here, since it unblocks signals when it starts
+        with theirs, _signals_blocked():
             self.process.start()
-        atexit.register(self.kill)  # for whoever never closes: Python would wait for it
+        atexit.register(self.kill)  # an engine that is never closed must not block the exit of Python
         self._name = f"rollout worker {number} (pid {self.process.pid})"
 
     def __str__(self) -> str:
         return self._name
 
     @property
-    def room(self) -> int:
-        """Groups that it could take now, beyond those on their way to it."""
-        return self.told.groups - (self._given - self.told.received) if self.ready else 0
+    def free_capacity(self) -> int:
+        """Number of groups that it could start now, in addition to those that were sent to it."""
+        return self.capacity.groups - (self._given - self.capacity.received) if self.ready else 0
 
-    def give(self, group: Group) -> None:
-        """Note that a group is sent to it."""
+    def assign(self, group: Group) -> None:
+        """Record that a group is sent to it."""
         self.groups[group.number] = group
         self._given += 1
 
     def send(self, message: object, seconds: float | None = None) -> bool:
-        """Send; nothing if it is dead, which its end tells. False if it took nothing for so long, as if stopped."""
+        """Send a message; return False if the pipe stays full for so long. A dead worker counts as sent to."""
         if not self._sending.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
             return False
         try:
-            if seconds is not None and not self._takes(seconds):
+            if seconds is not None and not self._is_writable(seconds):
                 return False
             with suppress(OSError):
                 self.connection.send(message)
@@ -81,44 +81,44 @@ class WorkerHandle:
         finally:
             self._sending.release()
 
-    def _takes(self, seconds: float) -> bool:
-        """Whether a short message could be sent now without waiting, or within so long."""
+    def _is_writable(self, seconds: float) -> bool:
+        """Return whether a short message can be sent without blocking, within so many seconds."""
         poll = select.poll()
         try:
             poll.register(self.connection, select.POLLOUT)
-        except OSError:  # closed, so that nothing is waited for
+        except OSError:  # the connection is closed
             return True
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def received(self) -> Iterator[object]:
-        """What it has sent and nobody has read."""
+        """Yield the messages that it sent and that were not read yet."""
         try:
             while not self._hung_up and self.connection.poll():
                 yield self.connection.recv()
-        except (EOFError, OSError):  # also in the middle of a message
+        except (EOFError, OSError):  # possibly in the middle of a message
             self._hung_up = True
 
-    def ends(self) -> Sequence[Connection | int]:
-        """What gets readable when it has sent something or is dead."""
+    def waitables(self) -> Sequence[Connection | int]:
+        """Return objects that become readable when it sends a message or dies."""
         return [self.process.sentinel] if self._hung_up else [self.process.sentinel, self.connection]
 
     def is_dead(self) -> bool:
-        """Whether its process has ended."""
+        """Return whether its process has ended."""
         return bool(wait([self.process.sentinel], 0))
 
-    def ended(self) -> str:
-        """How its process ended."""
+    def exit_description(self) -> str:
+        """Describe how its process ended."""
         self.process.join()
         code = self.process.exitcode or 0
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"returned early, with exit code {code}"
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended its process, and not its own code."""
+        """Whether a signal ended its process."""
         return (self.process.exitcode or 0) < 0
 
-    def give_up(self) -> Sequence[Group]:
-        """It is dead: expect nothing of it any more, and let go of it; what it had in work."""
+    def abandon(self) -> Sequence[Group]:
+        """Release the resources of a dead worker, and return its groups in flight."""
         atexit.unregister(self.kill)
         self.connection.close()
         lost = list(self.groups.values())
@@ -128,16 +128,16 @@ class WorkerHandle:
         return lost
 
     def hang_up(self) -> None:
-        """Let it see the end of the connection; never blocks, as a message to a stopped process would."""
+        """Close the sending side of the connection; unlike a message to a stopped process, this never blocks."""
         with socket.socket(fileno=os.dup(self.connection.fileno())) as ours, suppress(OSError):
             ours.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Send SIGKILL."""
         self.process.kill()
 
     def close(self) -> None:
-        """Let go of a dead process."""
+        """Release the resources of a dead process."""
         atexit.unregister(self.kill)
         self.process.join()
         self.connection.close()
@@ -145,10 +145,11 @@ class WorkerHandle:
 
 
 @contextmanager
-def _unsignalled() -> Iterator[None]:
-    """Processes started here hear nothing of what is sent to the whole group, by a terminal, `timeout` or a scheduler:
+def _signals_blocked() -> Iterator[None]:
+    """Block signals for processes that are started in the block.
 
-    their engine ends them, after the run has ended in order.
+    A terminal, `timeout` or a scheduler signals the whole process group. The engine ends its workers itself, after an
+    orderly end of the run.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:

@@ -1,4 +1,4 @@
-"""What an engine and its worker processes tell each other, and how an exception travels."""
+"""Messages between an engine and its worker processes, and pickling of exceptions and configurations."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 _FILE_MODULE: Final = "hooktrainer_file_"
-"""What the modules of `file.py:Class` are called."""
+"""Prefix of the names of modules that were loaded as `file.py:Class`."""
 
 
 @attrs.frozen(kw_only=True)
 class WorkerConfig:
-    """Everything that a worker is made from."""
+    """Everything that a worker process needs to generate."""
 
     policy: Callable[[], nn.Module]
     tokenizer: CharTokenizer
@@ -42,46 +42,46 @@ class WorkerConfig:
 
 
 @attrs.frozen
-class Work:
-    """To a worker: answer these groups."""
+class Generate:
+    """To a worker: generate these groups."""
 
     groups: Sequence[Group]
 
 
 @attrs.frozen
 class Release:
-    """To a worker: acknowledge once nobody reads this set of weights."""
+    """To a worker: acknowledge once no thread reads this set of weights."""
 
     ticket: int
-    place: int
+    index: int
 
 
 @attrs.frozen
 class Use:
-    """To a worker: give this set of weights to new answers, and acknowledge."""
+    """To a worker: use this set of weights for new requests, and acknowledge."""
 
     ticket: int
-    place: int
+    index: int
     version: int
 
 
 @attrs.frozen
 class Pause:
-    """To a worker: begin no answer until `Resume`, and acknowledge."""
+    """To a worker: start no request until `Resume`, and acknowledge."""
 
     ticket: int
 
 
 @attrs.frozen
 class Resume:
-    """To a worker: begin answers again, and acknowledge."""
+    """To a worker: start requests again, and acknowledge."""
 
     ticket: int
 
 
 @attrs.frozen
 class Score:
-    """To a worker: score this text with the weights in use."""
+    """To a worker: return the log-probabilities of this text from the weights in use."""
 
     ticket: int
     tokens: Tokens
@@ -89,29 +89,36 @@ class Score:
 
 @attrs.frozen
 class Ready:
-    """From a worker: it is set up."""
+    """From a worker: it is ready to generate."""
 
 
 @attrs.frozen
-class Room:
-    """From a worker: so many groups it could take, having received so many since it was started."""
+class Capacity:
+    """From a worker: the number of groups that it could start, after `received` groups since its own start."""
 
     groups: int
     received: int
 
 
 @attrs.frozen
-class Done:
-    """From a worker: what it was asked for is done."""
+class Acknowledged:
+    """From a worker: the request with this ticket is done."""
 
     ticket: int
     scores: Floats | PackedError | None = None
-    """Of `Score`: log-probability of each token given those before it, or why there is none."""
+    """For `Score`: log-probability of each token given the tokens before it, or the error that prevented it."""
 
 
 @attrs.frozen
-class Finished:
-    """From a worker: the answers of a group, what it measured meanwhile, and the weights that it sampled from."""
+class GroupsBegun:
+    """From a worker: work on the first tokens of these groups starts."""
+
+    numbers: Sequence[int]
+
+
+@attrs.frozen
+class GroupFinished:
+    """From a worker: the answers of a group, metrics since the last one, and fingerprints of its weights."""
 
     number: int
     trajectories: Sequence[Trajectory]
@@ -120,21 +127,28 @@ class Finished:
 
 
 @attrs.frozen
-class Failed:
-    """From a worker: a group could not be generated, or, without a number, the worker itself cannot go on."""
+class GroupFailed:
+    """From a worker: a group could not be generated."""
 
-    number: int | None
+    number: int
     error: PackedError
     reason: FailureReason = "error"
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is where an error came from, not one of its own
+@attrs.frozen
+class WorkerFailed:
+    """From a worker: it cannot continue."""
+
+    error: PackedError
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - it is the cause of another error
     """The traceback of an exception in another process, as text."""
 
 
 @attrs.frozen
 class PackedError:
-    """An exception on its way to another process."""
+    """An exception that is sent to another process."""
 
     pickled: bytes | None
     """None if it cannot be pickled."""
@@ -143,21 +157,21 @@ class PackedError:
 
     @classmethod
     def of(cls, error: BaseException) -> PackedError:
-        """Pack an exception, whatever it holds."""
+        """Pack any exception; one that cannot be pickled is packed as text."""
         trace = "".join(traceback.format_exception(error))
         try:
             pickled = pickle.dumps(error)
-            pickle.loads(pickled)  # noqa: S301 - an exception may be pickled, but not be made again
-        except Exception:  # noqa: BLE001 - classes decide what pickling them raises
+            pickle.loads(pickled)  # noqa: S301 - some exceptions can be pickled but not unpickled
+        except Exception:  # noqa: BLE001 - pickling runs code of the class
             pickled = None
         return cls(pickled, traceback.format_exception_only(error)[-1].strip(), trace)
 
     def unpack(self) -> BaseException:
-        """The exception, with its traceback as its cause; a `RolloutError` that quotes it if it did not survive."""
+        """Return the exception with its remote traceback as cause, or a `RolloutError` that quotes it."""
         error: BaseException = RolloutError(self.summary)
         if self.pickled is not None:
             try:
-                error = pickle.loads(self.pickled)  # noqa: S301 - from our own worker
+                error = pickle.loads(self.pickled)  # noqa: S301 - sent by our own worker
             except Exception as problem:  # noqa: BLE001 - as above
                 error.add_note(f"it could not be unpickled here: {problem!r}")
         error.__cause__ = RemoteTraceback(f"\n{self.trace}")
@@ -165,7 +179,7 @@ class PackedError:
 
 
 class _Packer(pickle.Pickler):
-    """Notes the files that classes and functions come from which no import would find."""
+    """Records the files of classes and functions that cannot be imported by name."""
 
     def __init__(self, target: io.BytesIO) -> None:
         super().__init__(target)
@@ -178,7 +192,7 @@ class _Packer(pickle.Pickler):
 
 
 def pack(config: WorkerConfig) -> bytes:
-    """A recipe for `unpack` in a worker."""
+    """Pack a configuration for `unpack` in a worker."""
     target = io.BytesIO()
     packer = _Packer(target)
     packer.dump(config)
@@ -186,8 +200,8 @@ def pack(config: WorkerConfig) -> bytes:
 
 
 def unpack(packed: bytes) -> WorkerConfig:
-    """The recipe; files that its classes come from are executed."""
-    files, config = pickle.loads(packed)  # noqa: S301 - from our own engine
+    """Return the configuration, after executing the files that its classes come from."""
+    files, config = pickle.loads(packed)  # noqa: S301 - sent by our own engine
     for name, path in files.items():
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None

@@ -1,4 +1,4 @@
-"""The worker processes of an engine: kept alive, given groups, told of weights, ended."""
+"""Pool of worker processes: starts and restarts them, distributes groups, and forwards the calls of a weight sync."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from hooktrainer.ports import Floats, Group, ReplayBuffer, Tokens
 from hooktrainer.rollout.process.broadcast import Broadcast
 from hooktrainer.rollout.process.handle import WorkerHandle
 from hooktrainer.rollout.process.messages import (
-    Done,
-    Failed,
-    Finished,
+    Acknowledged,
+    Capacity,
+    Generate,
+    GroupFailed,
+    GroupFinished,
+    GroupsBegun,
     PackedError,
     Pause,
     Ready,
     Release,
     Resume,
-    Room,
     Score,
     Use,
-    Work,
+    WorkerFailed,
 )
 from hooktrainer.rollout.stats import RolloutStats
 from hooktrainer.weight_sync.torn_reads import TornReadDetector
@@ -37,11 +39,11 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("hooktrainer")
 STOP_S: Final = 2.0
-"""Seconds to end after the connection was closed, before SIGKILL."""
+"""Seconds between closing the connection and SIGKILL."""
 
 
 class WorkerPool:
-    """Two threads: one claims groups and gives them to workers, one listens to workers and sees them die."""
+    """Runs two threads: one claims groups and sends them to workers, one receives messages and detects deaths."""
 
     def __init__(
         self,
@@ -67,12 +69,12 @@ class WorkerPool:
         self._paused = False
         self._closing = False
         self._changed = threading.Condition()
-        self._asking = Broadcast(self._changed, sync_timeout_s, lambda: self.died)
-        self.died: BaseException | None = None
-        """Why nothing is generated any more."""
+        self._broadcast = Broadcast(self._changed, sync_timeout_s, lambda: self.error)
+        self.error: BaseException | None = None
+        """The error that ended generation."""
 
     def start(self, buffer: ReplayBuffer) -> None:
-        """Spawn the workers; groups are claimed as they get ready."""
+        """Spawn the workers; groups are claimed once workers are ready."""
         self._buffer, self._closing = buffer, False
         for number in range(self._num_workers):
             self._workers.append(WorkerHandle(number, 0, self._config, self._sets))
@@ -83,42 +85,42 @@ class WorkerPool:
             thread.start()
             self._threads.append(thread)
 
-    def release(self, place: int) -> None:
+    def release(self, index: int) -> None:
         """Return once no worker reads this set, which is not the one in use."""
-        self._asking.hurried = False
-        self._ask(partial(Release, place=place), "end answers that began two versions ago")
+        self._broadcast.undoing = False
+        self._send(partial(Release, index=index), "finish answers that started two versions ago")
 
-    def hurry(self) -> None:
-        """A sync is being undone: until the next `release`, wait for no worker longer than a moment."""
-        self._asking.hurried = True
+    def limit_waits(self) -> None:
+        """Wait only briefly for each worker until the next `release`, because a failed sync is being undone."""
+        self._broadcast.undoing = True
 
     def pause(self) -> None:
-        """Return once no worker begins an answer, until `resume`."""
+        """Return once no worker can start a request, until `resume`."""
         self._paused = True
-        self._ask(Pause, "pause")
+        self._send(Pause, "pause")
 
-    def use(self, place: int, version: int) -> None:
-        """Return once every worker gives this set to new answers."""
-        self._in_use = (place, version)
-        self._ask(partial(Use, place=place, version=version), f"use version {version}")
+    def use(self, index: int, version: int) -> None:
+        """Return once every worker uses this set for new requests."""
+        self._in_use = (index, version)
+        self._send(partial(Use, index=index, version=version), f"use version {version}")
 
     def score(self, tokens: Tokens) -> Sequence[Floats]:
-        """What every worker that is set up says of a text, with the set in use."""
+        """Return the log-probabilities of a text from every worker that is ready, with the set in use."""
         scores = []
-        for worker in self._ask(partial(Score, tokens=tokens), "score the canary"):
+        for worker in self._send(partial(Score, tokens=tokens), "score the canary"):
             if isinstance(worker.scores, PackedError):
                 raise RolloutError(f"{worker} could not score the canary") from worker.scores.unpack()
-            if worker.scores is not None:  # who died meanwhile has said nothing
+            if worker.scores is not None:  # a worker that died meanwhile has not replied
                 scores.append(worker.scores)
         return scores
 
     def resume(self) -> None:
-        """Return once every worker begins answers again."""
+        """Return once every worker starts requests again."""
         self._paused = False
-        self._ask(Resume, "go on")
+        self._send(Resume, "resume")
 
     def close(self) -> None:
-        """End every process and thread; who does not end by itself is killed."""
+        """End every process and thread; a process that does not return in time is killed."""
         with self._changed:
             self._closing = True
             workers, self._workers = self._workers, []
@@ -128,12 +130,12 @@ class WorkerPool:
         for worker in workers:
             if worker.ready:
                 worker.hang_up()
-            else:  # it does not listen yet, and has nothing to lose
+            else:  # it does not read messages yet
                 worker.kill()
         _join(workers, STOP_S)
         for worker in workers:
             if not worker.is_dead():
-                _LOG.warning("%s did not end by itself within %g s; sending SIGKILL", worker, STOP_S)
+                _LOG.warning("%s did not return within %g s; sending SIGKILL", worker, STOP_S)
                 worker.kill()
         _join(workers, None)
         while self._threads:
@@ -142,56 +144,56 @@ class WorkerPool:
             worker.close()
         self._buffer = None
 
-    def raise_if_died(self) -> None:
-        """Raise the error that ended the workers, if one did."""
-        if self.died is not None:
-            raise RolloutError(f"nothing is generated any more: {self.died}") from self.died
+    def raise_if_failed(self) -> None:
+        """Raise the error that ended generation, if there is one."""
+        if self.error is not None:
+            raise RolloutError(f"the rollout workers have failed: {self.error}") from self.error
 
-    def _ask(self, question: Callable[[int], object], what: str) -> Sequence[WorkerHandle]:
-        asked = self._asking.ask(self._workers, question, what)
-        self.raise_if_died()
+    def _send(self, message_of: Callable[[int], object], task: str) -> Sequence[WorkerHandle]:
+        asked = self._broadcast.send(self._workers, message_of, task)
+        self.raise_if_failed()
         return asked
 
     def _guarded(self, task: Callable[[ReplayBuffer], None], buffer: ReplayBuffer) -> None:
         try:
             task(buffer)
-        except BaseException as error:  # noqa: BLE001 - raised again on the loop's thread, which the close wakes
+        except BaseException as error:  # noqa: BLE001 - raised again on the loop's thread, which `close` wakes
             with self._changed:
-                self.died = self.died or error
+                self.error = self.error or error
                 self._changed.notify_all()
             buffer.close()
 
     def _feed(self, buffer: ReplayBuffer) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self.died or self._room())
-                room = self._room()
-            if self._closing or self.died or not (groups := buffer.claim(room)):
+                self._changed.wait_for(lambda: self._closing or self.error or self._free_capacity())
+                free = self._free_capacity()
+            if self._closing or self.error or not (groups := buffer.claim(free, begin=False)):
                 return
-            self._deal(groups)
+            self._distribute(groups)
 
-    def _room(self) -> int:
-        return sum(max(0, worker.room) for worker in self._workers)
+    def _free_capacity(self) -> int:
+        return sum(max(0, worker.free_capacity) for worker in self._workers)
 
-    def _deal(self, groups: Sequence[Group]) -> None:
-        """Each to the worker with most room; if all died since there was some, to the first that is there again."""
+    def _distribute(self, groups: Sequence[Group]) -> None:
+        """Send each group to the worker with the most free capacity; if all workers died, wait for a restarted one."""
         shares: dict[WorkerHandle, list[Group]] = {}
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self.died or any(m.ready for m in self._workers))
+            self._changed.wait_for(lambda: self._closing or self.error or any(m.ready for m in self._workers))
             ready = [worker for worker in self._workers if worker.ready]
             for group in groups if ready else ():
-                worker = max(ready, key=lambda worker: worker.room)
-                worker.give(group)
+                worker = max(ready, key=lambda worker: worker.free_capacity)
+                worker.assign(group)
                 shares.setdefault(worker, []).append(group)
         for worker, share in shares.items():
-            worker.send(Work(share))  # in one piece, to be read in one batch
+            worker.send(Generate(share))  # in one message, to be prefilled in one batch
 
     def _listen(self, buffer: ReplayBuffer) -> None:
         live = list(self._workers)
         while live:
-            ready = wait([end for worker in live for end in worker.ends()])
-            for worker in [worker for worker in live if any(end in ready for end in worker.ends())]:
-                dead = worker.is_dead()  # asked first, so that all it ever sent is received
+            ready = wait([end for worker in live for end in worker.waitables()])
+            for worker in [worker for worker in live if any(end in ready for end in worker.waitables())]:
+                dead = worker.is_dead()  # before reading, so that no message is missed
                 for message in worker.received():
                     self._handle(worker, message, buffer)
                 if dead:
@@ -200,13 +202,15 @@ class WorkerPool:
 
     def _handle(self, worker: WorkerHandle, message: object, buffer: ReplayBuffer) -> None:
         match message:
-            case Finished(number, trajectories, metrics, fingerprints):
+            case GroupFinished(number, trajectories, metrics, fingerprints):
                 self._detector.check(number, fingerprints)
                 self._stats.record(metrics)
                 buffer.finish(worker.groups.pop(number), trajectories)
-            case Failed(None, error):
-                raise RolloutError(f"{worker} cannot go on") from error.unpack()
-            case Failed(int(number), error, reason):
+            case GroupsBegun(numbers):
+                buffer.begin([worker.groups[number] for number in numbers])
+            case WorkerFailed(error):
+                raise RolloutError(f"{worker} cannot continue") from error.unpack()
+            case GroupFailed(number, error, reason):
                 buffer.fail(worker.groups.pop(number), error.unpack(), reason)
             case _:
                 with self._changed:
@@ -216,21 +220,21 @@ class WorkerPool:
     def _note(self, worker: WorkerHandle, message: object) -> None:
         match message:
             case Ready():
-                # With the lock held, so that nothing newer comes before it.
+                # The lock is held, so that no newer message is sent before these.
                 worker.send(Use(0, *self._in_use))
                 worker.send(Pause(0) if self._paused else Resume(0))
                 worker.ready = True
-            case Room():
-                worker.told = message
-            case Done(ticket, scores):
+            case Capacity():
+                worker.capacity = message
+            case Acknowledged(ticket, scores):
                 worker.scores = scores
                 worker.tickets.discard(ticket)
 
     def _replacement(self, worker: WorkerHandle, buffer: ReplayBuffer) -> Sequence[WorkerHandle]:
-        """Give up what a dead worker had in work, and start another in its place."""
-        how, killed = worker.ended(), worker.ready or worker.was_killed
+        """Fail the groups of a dead worker, and start another worker in its place."""
+        how, killed = worker.exit_description(), worker.ready or worker.was_killed
         with self._changed:
-            lost = worker.give_up()
+            lost = worker.abandon()
             self._changed.notify_all()
         if self._closing:
             return ()
@@ -239,7 +243,7 @@ class WorkerPool:
             buffer.fail(group, error, "worker_died")
         if worker.restarts == self._max_restarts:
             raise RolloutError(f"{worker} {how} after {worker.restarts} restarts. {_advice(killed=killed)}")
-        _LOG.warning("%s %s; it had %d groups in work and is started anew", worker, how, len(lost))
+        _LOG.warning("%s %s with %d groups in flight and is restarted", worker, how, len(lost))
         self._stats.record({"rollout/restarts": Sum(1)})
         with self._changed:
             if self._closing:
@@ -250,7 +254,7 @@ class WorkerPool:
 
 
 def _join(workers: Sequence[WorkerHandle], seconds: float | None) -> None:
-    """Wait until all are dead, for so long at most."""
+    """Wait until all workers are dead, for at most so many seconds."""
     deadline = None if seconds is None else monotonic() + seconds
     for worker in workers:
         wait([worker.process.sentinel], None if deadline is None else max(0.0, deadline - monotonic()))
@@ -258,5 +262,5 @@ def _join(workers: Sequence[WorkerHandle], seconds: float | None) -> None:
 
 def _advice(*, killed: bool) -> str:
     if killed:
-        return "If nobody killed it, the system was out of memory: fewer `workers` or `slots` need less."
-    return "It never got ready: a script that trains has to do so under `if __name__ == '__main__':`."
+        return "If no user killed it, the system was out of memory: lower `workers` or `slots`."
+    return "It never became ready: a script must call `fit` under `if __name__ == '__main__':`."

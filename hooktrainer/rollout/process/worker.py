@@ -1,4 +1,4 @@
-"""A worker process: its main thread listens to the engine, another one answers groups."""
+"""Worker process: its main thread handles messages of the engine, another thread generates."""
 
 from __future__ import annotations
 
@@ -18,41 +18,43 @@ from torch import Tensor
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generation import Generator
 from hooktrainer.rollout.process.messages import (
-    Done,
-    Failed,
-    Finished,
+    Acknowledged,
+    Capacity,
+    Generate,
+    GroupFailed,
+    GroupFinished,
+    GroupsBegun,
     PackedError,
     Pause,
     Ready,
     Release,
     Resume,
-    Room,
     Score,
     Use,
-    Work,
+    WorkerFailed,
     unpack,
 )
-from hooktrainer.rollout.process.shared_memory import adopt
+from hooktrainer.rollout.process.shared_memory import use_tensors
 from hooktrainer.rollout.stats import RolloutStats
 from hooktrainer.rollout.worker_loop import WorkerLoop
 from hooktrainer.weight_sync.double_buffer import ModulePair
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
-PATIENCE_S: Final = 1.0
-"""How long an answer in work may hold up the end of the process."""
+EXIT_GRACE_S: Final = 1.0
+"""Seconds that the generating thread has to return before the process exits."""
 
 
 def main(connection: Connection, config: bytes, sets: Sequence[Tensor]) -> None:
-    """Serve the engine at the other end until it closes the connection, or is no more."""
-    # Not blocked any more, since a task's own processes would inherit that; and not ignored, for the same reason.
+    """Run a worker until the engine closes the connection or dies."""
+    # Neither blocked nor ignored: processes that a task starts would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    atexit.register(gc.freeze)  # else Python looks through all of torch for garbage before it ends
+    atexit.register(gc.freeze)  # otherwise the last garbage collection visits all objects of torch
     source = RemoteGroupSource(connection)
     try:
         worker = Worker(source, config, sets)
     except BaseException as error:  # noqa: BLE001 - the engine raises it
-        source.send(Failed(None, PackedError.of(error)))
+        source.send(WorkerFailed(PackedError.of(error)))
         return
     worker.start()
     try:
@@ -63,7 +65,7 @@ def main(connection: Connection, config: bytes, sets: Sequence[Tensor]) -> None:
 
 
 class RemoteGroupSource:
-    """The engine's replay buffer, as far as a worker sees it, at the other end of a connection."""
+    """Group source of a worker, connected to the engine's replay buffer by a pipe."""
 
     def __init__(self, connection: Connection) -> None:
         self.stats: Final = RolloutStats()
@@ -73,11 +75,11 @@ class RemoteGroupSource:
         self._groups: deque[Group] = deque()
         self._received = 0
         self._fingerprints: dict[int, Collection[Fingerprint]] = {}
-        self._told = Room(0, 0)
+        self._reported = Capacity(0, 0)
         self._closed = False
 
     def send(self, message: object) -> None:
-        """Tell the engine; nothing if it is no more."""
+        """Send a message to the engine; close the source if the engine is dead."""
         try:
             with self._sending:
                 self._connection.send(message)
@@ -85,43 +87,52 @@ class RemoteGroupSource:
             self.close()
 
     def put(self, groups: Sequence[Group]) -> None:
-        """Groups have arrived."""
+        """Add groups that the engine sent."""
         with self._arrived:
             self._groups += groups
             self._received += len(groups)
             self._arrived.notify_all()
 
     def close(self) -> None:
-        """Nothing will arrive any more."""
+        """Wake the waiting thread; no group can be claimed afterwards."""
         with self._arrived:
             self._closed = True
             self._arrived.notify_all()
 
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
-        """Take groups that have arrived, and tell the engine how many more there is room for."""
+    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
+        """Return groups that have arrived, and report to the engine how many more could start."""
         with self._arrived:
             taken = self._take(limit)
-            room = Room(limit - len(taken), self._received)
-        if room.groups and room != self._told:
-            self._told = room
-            self.send(room)
-        if taken or not block:
-            return taken
-        with self._arrived:
-            self._arrived.wait_for(lambda: self._groups or self._closed)
-            return () if self._closed else self._take(limit)
+            capacity = Capacity(limit - len(taken), self._received)
+        if capacity.groups and capacity != self._reported:
+            self._reported = capacity
+            self.send(capacity)
+        if block and not taken:
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._groups or self._closed)
+                taken = () if self._closed else self._take(limit)
+        if begin:
+            self.begin(taken)
+        return taken
 
-    def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
-        """Hand in the answers of a claimed group."""
-        self.send(Finished(group.number, trajectories, self.stats.take(), self._fingerprints.pop(group.number, ())))
+    def begin(self, groups: Sequence[Group]) -> None:
+        """Report to the engine that work on these groups starts."""
+        if groups:
+            self.send(GroupsBegun([group.number for group in groups]))
+
+    def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
+        """Send the answers of a claimed group to the engine."""
+        self.send(
+            GroupFinished(group.number, trajectories or (), self.stats.take(), self._fingerprints.pop(group.number, ()))
+        )
 
     def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
-        """Say that a claimed group could not be generated."""
+        """Report that a claimed group could not be generated."""
         self._fingerprints.pop(group.number, None)
-        self.send(Failed(group.number, PackedError.of(error), reason))
+        self.send(GroupFailed(group.number, PackedError.of(error), reason))
 
-    def note(self, number: int, fingerprints: Collection[Fingerprint]) -> None:
-        """A group was sampled from these weights, which the engine judges when it is finished."""
+    def add_fingerprints(self, number: int, fingerprints: Collection[Fingerprint]) -> None:
+        """Store the fingerprints of a group; the engine checks them when the group is finished."""
         self._fingerprints[number] = fingerprints
 
     def _take(self, limit: int) -> Sequence[Group]:
@@ -129,14 +140,14 @@ class RemoteGroupSource:
 
 
 class Worker:
-    """What the engine's messages act on; a long answer delays none of them."""
+    """Handles messages of the engine. A long answer delays none of them."""
 
     def __init__(self, source: RemoteGroupSource, packed: bytes, sets: Sequence[Tensor]) -> None:
         config = unpack(packed)
         torch.set_num_threads(config.intra_op_threads)
         self._modules = ModulePair(config.policy)
         for module, flat in zip(self._modules.modules, sets, strict=True):
-            adopt(module, config.layout.views(flat))
+            use_tensors(module, config.layout.views(flat))
         generator = Generator(
             weights=self._modules,
             tokenizer=config.tokenizer,
@@ -147,56 +158,56 @@ class Worker:
         self._source = source
         self._stopped = threading.Event()
         self._generator = generator
-        self._server = WorkerLoop(generator, source, source.stats, self._stopped, source.note)
-        self._thread = threading.Thread(target=self._serve, name="rollout", daemon=True)
+        self._worker_loop = WorkerLoop(generator, source, source.stats, self._stopped, source.add_fingerprints)
+        self._thread = threading.Thread(target=self._generate, name="rollout", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Report that the worker is ready, and start to generate."""
         self._source.send(Ready())
         self._thread.start()
 
-    def handle(self, message: Work | Release | Pause | Use | Score | Resume) -> None:
-        """Do what the engine asks for."""
+    def handle(self, message: Generate | Release | Pause | Use | Score | Resume) -> None:
+        """Carry out a message of the engine, and acknowledge it."""
         match message:
-            case Work(groups):
+            case Generate(groups):
                 self._source.put(groups)
-            case Release(ticket, place):
+            case Release(ticket, index):
                 self._source.stats.begin_sync()
-                threading.Thread(target=self._release, args=(ticket, place), daemon=True).start()
+                threading.Thread(target=self._release, args=(ticket, index), daemon=True).start()
             case Pause(ticket):
                 self._modules.pause()
-                self._source.send(Done(ticket))
-            case Use(ticket, place, version):
-                self._modules.use(place, version)
+                self._source.send(Acknowledged(ticket))
+            case Use(ticket, index, version):
+                self._modules.use(index, version)
                 self._source.stats.end_sync()
-                self._source.send(Done(ticket))
+                self._source.send(Acknowledged(ticket))
             case Score(ticket, tokens):
-                self._source.send(Done(ticket, self._scores(tokens)))
+                self._source.send(Acknowledged(ticket, self._scores(tokens)))
             case Resume(ticket):
                 self._modules.resume()
-                self._source.send(Done(ticket))
+                self._source.send(Acknowledged(ticket))
 
     def stop(self) -> None:
-        """End the process at once, even in the middle of a score that never returns."""
+        """End the process within a second, even if a `score` never returns."""
         self._stopped.set()
         self._source.close()
         self._modules.resume()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(EXIT_GRACE_S)
         if self._thread.is_alive():
             os._exit(0)
 
-    def _release(self, ticket: int, place: int) -> None:
-        self._modules.release(place)
-        self._source.send(Done(ticket))
+    def _release(self, ticket: int, index: int) -> None:
+        self._modules.release(index)
+        self._source.send(Acknowledged(ticket))
 
     def _scores(self, tokens: Tokens) -> Floats | PackedError:
         try:
             return self._generator.logprobs(tokens)
-        except Exception as error:  # noqa: BLE001 - it is raised where the sync is
+        except Exception as error:  # noqa: BLE001 - the engine raises it in the sync
             return PackedError.of(error)
 
-    def _serve(self) -> None:
+    def _generate(self) -> None:
         try:
-            self._server.run(block=True)
+            self._worker_loop.run(block=True)
         except BaseException as error:  # noqa: BLE001 - the engine raises it
-            self._source.send(Failed(None, PackedError.of(error)))
+            self._source.send(WorkerFailed(PackedError.of(error)))
