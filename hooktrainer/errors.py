@@ -1,20 +1,20 @@
-"""Everything that hooktrainer raises on purpose.
+"""The exceptions that hooktrainer raises.
 
 * HookTrainerError
-  x ConfigError          the YAML, an override or the composition is wrong; raised before any work (exit 2)
-    + PlanError          the plugins cannot be put into one order that is right
-  x MetricError          a metric that cannot be merged, or two meanings for one name
-  x RecordError          a row read before it is sealed, or written to after
-    + MissingMetricError a metric that the row does not have
-  x BusError             an emit, stop or signal from where none is allowed
-  x PortError            a plugin used a port that nobody bound
+  x ConfigError          the YAML, an override or the composition is invalid; raised before any work (exit 2)
+    + PlanError          the plugins have no valid order
+  x MetricError          a metric cannot be merged, or two writers use one name differently
+  x RecordError          a row is read before it is sealed, or written to afterwards
+    + MissingMetricError the row does not contain the metric
+  x BusError             an emit, stop or record access where it is not allowed
+  x PortError            a plugin used a port that is not bound
   x RunError             the run itself failed (exit 1)
     + RolloutError       a group could not be generated
-    + StarvedError       sampling waited longer than allowed, or can never succeed
-    + SyncError          weights were not confirmed on every engine
+    + StarvedError       sampling exceeded its timeout, or can never succeed
+    + SyncError          not every engine confirmed the weights
     + NonFiniteError     a loss or gradient is NaN or infinite
     + LedgerError        groups were lost or counted twice
-    + CheckpointError    a checkpoint cannot be written, found, read or fitted to the run
+    + CheckpointError    a checkpoint cannot be written, found, read or restored
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import attrs
 
 
 class HookTrainerError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of the exceptions that hooktrainer raises."""
 
 
 @attrs.frozen
 class Fault:
-    """One thing wrong in a configuration: where it stands, what was found, and the way out."""
+    """One error in a configuration: its place, the value found, and how to correct it."""
 
     address: str
-    """YAML address (`plugins[2].every`) or file; empty if the fault belongs to the whole."""
+    """YAML address (`plugins[2].every`) or file; empty if the fault has no single place."""
     message: str
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Fault:
 
 
 class ConfigError(HookTrainerError):
-    """The configuration is wrong; carries every fault that was found, not only the first."""
+    """The configuration is invalid; `faults` has every fault that was found."""
 
     def __init__(self, faults: Sequence[Fault] | str) -> None:
         self.faults: tuple[Fault, ...] = (Fault("", faults),) if isinstance(faults, str) else tuple(faults)
@@ -51,29 +51,29 @@ class ConfigError(HookTrainerError):
 
 
 class PlanError(ConfigError):
-    """The plugins cannot be put into one order that is right."""
+    """The plugins have no valid order."""
 
 
 class MetricError(HookTrainerError):
-    """A metric that cannot be merged, or two meanings for one name."""
+    """A metric cannot be merged, or two writers use one name with different reductions."""
 
 
 class RecordError(HookTrainerError):
-    """A row was read before it was sealed, or written to after."""
+    """A row was read before it was sealed, or written to afterwards."""
 
 
 class MissingMetricError(RecordError, KeyError):
-    """A row has no metric of this name."""
+    """The row does not contain the metric."""
 
-    __str__ = Exception.__str__  # a KeyError would show the repr of the sentence
+    __str__ = Exception.__str__  # KeyError would show the repr of the message
 
 
 class BusError(HookTrainerError):
-    """An emit, stop or signal from where none is allowed."""
+    """An emit, stop or record access where it is not allowed."""
 
 
 class PortError(HookTrainerError, AttributeError):
-    """A plugin used a port that nobody bound; an `AttributeError`, so that `hasattr` and `copy` answer."""
+    """A plugin used a port that is not bound; an `AttributeError`, so that `hasattr` and `copy` work."""
 
 
 class RunError(HookTrainerError):
@@ -85,11 +85,11 @@ class RolloutError(RunError):
 
 
 class StarvedError(RunError):
-    """Sampling waited longer than allowed, or can never succeed."""
+    """Sampling exceeded its timeout, or can never succeed."""
 
 
 class SyncError(RunError):
-    """Weights were not confirmed on every engine."""
+    """Not every engine confirmed the weights."""
 
 
 class NonFiniteError(RunError):
@@ -101,35 +101,35 @@ class LedgerError(RunError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be written, found, read or fitted to the run."""
+    """A checkpoint cannot be written, found, read or restored."""
 
 
 def carry(error: BaseException, another: BaseException, when: str) -> None:
-    """Note a second error, traceback and notes included, on the first one, which is the one that is raised."""
+    """Add a second error, with its traceback and notes, as a note to the first one, which is raised."""
     if another is not error:
         error.add_note(f"{when} there was another error:\n{_shown(another, error)}".rstrip())
 
 
-def _shown(error: BaseException, told: BaseException) -> str:
-    """The traceback, unless it was raised on purpose and says all; without the error that is told anyway."""
+def _shown(error: BaseException, first: BaseException) -> str:
+    """Return the traceback without `first`; for an error of hooktrainer without a cause, only its message."""
     if isinstance(error, HookTrainerError) and error.__cause__ is None:
         return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     view = traceback.TracebackException.from_exception(error)
-    _leave_out(view, error, told)
+    _leave_out(view, error, first)
     return "".join(view.format())
 
 
-def _leave_out(view: traceback.TracebackException, error: BaseException, told: BaseException) -> None:
-    """Else every error noted on one that is being handled would show that one once more, with all of its notes."""
+def _leave_out(view: traceback.TracebackException, error: BaseException, first: BaseException) -> None:
+    """Remove `first` from the chain of causes and contexts: it is shown already, with all of its notes."""
     for link in ("__cause__", "__context__"):
         before, shown = getattr(error, link), getattr(view, link)
-        if before is told:
+        if before is first:
             setattr(view, link, None)
         elif before is not None and shown is not None:
-            _leave_out(shown, before, told)
+            _leave_out(shown, before, first)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A sentence that starts with a space and suggests the closest known word; empty if none is close."""
+    """Return " Did you mean '...'?" with the closest known word; an empty string if none is close."""
     close = difflib.get_close_matches(str(word), sorted(known), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,16 +1,16 @@
-"""The moments of a run, one frozen class each; the snake-case name of a class is its signal.
+"""The events of a run, one frozen class each; the snake-case name of a class is its signal.
 
     fit_start
       step_start                                  step k
         iteration_start                           x P
-          dispatch -> sample -> learn             the only work the core does itself
+          dispatch -> sample -> learn             the only work of the loop itself
         iteration_end                             the metrics of one update, collected here
       step_end                                    prepare, collect, sync, evaluate, reduce, report, save
         weights_synced                            version k is confirmed on every engine
     fit_end                                       always, exactly once, with a status
 
-A step is complete once its weights are confirmed, and stands from then on. A handler takes the event and nothing else.
-`event.control` stops the run and emits declared signals; `event.record` is the open record of the step.
+A step is complete once its weights are confirmed; it is never discarded after that. A handler takes one argument, the
+event. `event.control` stops the run and emits declared signals; `event.record` is the open record of the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted
 
 
 class Priority(IntEnum):
-    """Bands of a signal, in running order; a band spans from its number to the next."""
+    """Bands of a signal, in running order. A band contains the numbers from its own up to the next band."""
 
     PREPARE = 100
     COLLECT = 200
@@ -43,7 +43,7 @@ class Priority(IntEnum):
 
     @classmethod
     def band(cls, number: int) -> Priority:
-        """The band that an integer priority lies in. Raises `ValueError` below the first."""
+        """Return the band that contains an integer priority. Raises `ValueError` below the first band."""
         at_or_below = [band for band in cls if band <= number]
         if not at_or_below:
             raise ValueError(f"{number}, which lies before the first band, {min(cls).name} {min(cls).value}")
@@ -51,31 +51,32 @@ class Priority(IntEnum):
 
 
 class Control(Protocol):
-    """What a handler may do to the run."""
+    """`event.control`: the actions of a handler on the run."""
 
     @property
     def reason(self) -> str | None:
-        """Why the run is to stop; None while it goes on."""
+        """Reason of the requested stop; None while there is none."""
         ...
 
     def stop(self, reason: str) -> None:
-        """Ask the loop to end after closing the cycle; the first reason wins."""
+        """Stop the run after the current step; the first reason is kept."""
         ...
 
     def emit(self, event: Event) -> None:
-        """Emit a signal that the running handler declared; it is delivered when its band ends."""
+        """Emit a signal that the running handler declared; it is delivered when the handler's band ends."""
         ...
 
 
 class StepRecord(Protocol):
-    """The record of the event's step, as far as the running handler declared it.
+    """`event.record`: the record of the event's step, limited to the declarations of the running handler.
 
-    `add` wants `adds=["metrics.row"]`, `row` wants `needs=["metrics.row"]`, `seal` wants `makes=["metrics.row"]`.
+    `add` requires `adds=["metrics.row"]`, `row` requires `needs=["metrics.row"]`, `seal` requires
+    `makes=["metrics.row"]`.
     """
 
     @property
     def step(self) -> int:
-        """The step that it belongs to."""
+        """Step of the record."""
         ...
 
     @property
@@ -98,15 +99,17 @@ class StepRecord(Protocol):
         ...
 
     def seal(self, derive: Derive | None = None) -> Row:
-        """Reduce everything to the final row."""
+        """Reduce all metrics to the final row and return it."""
         ...
 
 
 class _NotSent:
-    """Stands in for the handles of an event that no bus has sent yet."""
+    """Placeholder for `control` and `record` of an event that no bus has sent yet."""
 
     def __getattr__(self, name: str) -> object:
-        raise BusError(f"'{name}' was used on an event that was not sent by a bus")
+        raise BusError(
+            f"'{name}' was used on an event that was not sent by a bus; in a test, send it with FakeBus.fire"
+        )
 
 
 _NOT_SENT = _NotSent()
@@ -114,7 +117,7 @@ _NOT_SENT = _NotSent()
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Base of all events. For a signal of your own, subclass it, and declare it in `emits` where it is sent."""
+    """Base of all events. A plugin defines a signal by a subclass, and declares it in `emits` where it is sent."""
 
     signal: ClassVar[str] = "event"
 
@@ -126,13 +129,13 @@ class Event:
 
 
 def snake_case(class_name: str) -> str:
-    """`IterationEnd` -> `iteration_end`, `KLGuard` -> `kl_guard`."""
+    """Convert a class name: `IterationEnd` -> `iteration_end`, `KLGuard` -> `kl_guard`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
 @attrs.frozen(kw_only=True)
 class FitStart(Event):
-    """The run begins; nothing was dispatched yet."""
+    """The run starts; no prompt was dispatched yet."""
 
 
 @attrs.frozen(kw_only=True)
@@ -141,21 +144,21 @@ class StepEvent(Event):
 
     step: int
     version: int
-    """Version that engines held when the event was sent."""
+    """Weight version of the engines when the event was sent."""
     record: StepRecord = attrs.field(default=cast("StepRecord", _NOT_SENT), repr=False, eq=False)
 
 
 @attrs.frozen(kw_only=True)
 class StepStart(StepEvent):
-    """Step `step` begins."""
+    """Step `step` starts."""
 
 
 @attrs.frozen(kw_only=True)
 class IterationStart(StepEvent):
-    """An iteration begins; its groups are dispatched and sampled next."""
+    """An iteration starts; its groups are dispatched and sampled next."""
 
     iteration: int
-    """Place in the step, from 0."""
+    """Index in the step, from 0."""
 
 
 @attrs.frozen(kw_only=True)
@@ -163,40 +166,40 @@ class IterationEnd(StepEvent):
     """One update was made."""
 
     iteration: int
-    """Place in the step, from 0."""
+    """Index in the step, from 0."""
     groups: tuple[int, ...] = ()
-    """Staleness of each group that was trained on."""
+    """Staleness of each trained group."""
     in_flight: tuple[int, ...] = ()
-    """Versions that passed while each of these groups was being generated."""
+    """Versions published while each of these groups was in flight."""
     updates_behind: tuple[int, ...] = ()
-    """Updates of the learner that each of these groups is behind: (S - 1) x P + iteration."""
+    """Learner updates that each of these groups is behind: (S - 1) x P + iteration."""
     spans: tuple[int, ...] = ()
-    """Versions that each trajectory was generated across; 1 is a whole trajectory on one version."""
+    """Number of versions that generated each trajectory; 1 for a trajectory of one version."""
     evicted: tuple[int, ...] = ()
     """Staleness of each group that was evicted since the last iteration."""
     samples: int = 0
-    """Trajectories trained on, padding not counted."""
+    """Trained trajectories, without padding."""
     metrics: Mapping[str, object] = attrs.field(factory=dict, repr=False)
-    """Read-only: numbers, lists of numbers, or `Metric`s; from learner, engines, buffer and loop."""
+    """Read-only numbers, lists of numbers or `Metric`s, from the learner, the engine, the buffer and the loop."""
 
 
 @attrs.frozen(kw_only=True)
 class StepEnd(StepEvent):
-    """All updates of the step were made; its weights are published from here."""
+    """All updates of the step were made; its weights are published by handlers of this event."""
 
     iterations: int
-    """Updates made; fewer than P if data ended or a stop was asked for."""
+    """Updates of the step; fewer than P if the data ended or the run was stopped."""
     groups: int = 0
-    """Groups trained on in the step."""
+    """Groups trained in the step."""
     evicted: tuple[int, ...] = ()
-    """Staleness of each group that was evicted after the last iteration, when the data ended."""
+    """Staleness of each group that was evicted after the last iteration because the data ended."""
     last: bool = False
     """Forecast: no step follows."""
 
 
 @attrs.frozen(kw_only=True)
 class WeightsSynced(StepEvent):
-    """Every engine confirmed `version`, which equals `step`."""
+    """Every engine holds `version`, which equals `step`."""
 
     last: bool = False
     """Forecast: no step follows."""
@@ -204,18 +207,18 @@ class WeightsSynced(StepEvent):
 
 @attrs.frozen(kw_only=True)
 class FitEnd(Event):
-    """The run is over; every plugin gets this, even if another one raises on it."""
+    """The run ends; every handler of this event is called, even if another one raises."""
 
     status: Status
     reason: str = ""
     step: int = 0
-    """The last complete step; 0 if there is none."""
+    """Last complete step; 0 if there is none."""
     version: int = 0
     record: StepRecord | None = attrs.field(default=None, repr=False, eq=False)
-    """The record of `step` if it was not reported yet."""
+    """Record of `step` if its row was not reported yet."""
     summary: Mapping[str, float] = attrs.field(factory=dict, repr=False)
-    """Steps, seconds, handler time that no row holds by plugin; calls, total and longest time of every handler."""
+    """Steps, seconds, handler time that no row contains, and the calls, total and longest time of every handler."""
 
 
 EVENTS: tuple[type[Event], ...] = (FitStart, StepStart, IterationStart, IterationEnd, StepEnd, WeightsSynced, FitEnd)
-"""The events of the core, in the order of the drawing."""
+"""The events of the loop, in the order of the drawing."""

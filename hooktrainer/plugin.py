@@ -1,4 +1,4 @@
-"""What a plugin is: an attrs class whose fields are its YAML options and whose marked methods are its handlers."""
+"""Plugins: attrs classes whose fields are YAML options and whose methods marked with `@on` are handlers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Method = TypeVar("Method", bound=Callable[..., None])
 
 @attrs.frozen
 class HandlerSpec:
-    """What `@on` says of a handler; checked at composition, not here."""
+    """The declaration of a handler by `@on`; it is checked when the plan is composed."""
 
     event: object
     priority: object
@@ -46,15 +46,15 @@ def on(
 ) -> Callable[[Method], Method]:
     """Mark a method as the handler of an event.
 
-    `needs`, `makes` and `adds` name the data that it reads, makes or contributes to (`"metrics.row"`; a `?` behind a
-    need says that it may be absent). `emits` lists the events that it may send. `every` (a number, or the name of an
-    option that holds one) lets it run only on every n-th step and the last. Raises `TypeError` for a use that would
-    silently do nothing.
+    `needs`, `makes` and `adds` name the data that the handler reads, makes or adds to, such as `"metrics.row"`. A need
+    that ends in `?` may be absent. `emits` lists the events that the handler may emit. With `every` (a number, or the
+    name of an option), the handler runs only on every n-th step and on the last one. Raises `TypeError` for a use that
+    would have no effect.
     """
     if isinstance(event, FunctionType):
         code = event.__code__
         place = f"{event.__qualname__} ({code.co_filename}, line {code.co_firstlineno})"
-        raise TypeError(f"@on over {place} names no event: write @on(StepEnd) or another one")
+        raise TypeError(f"@on over {place} names no event: write @on(StepEnd) or another event class")
     for name, given in {"needs": needs, "makes": makes, "adds": adds, "emits": emits}.items():
         if isinstance(given, (str, type)):
             raise TypeError(f"@on(..., {name}={given!r}): expected a list, {name}=[{given!r}]")
@@ -70,7 +70,7 @@ def on(
 
 
 class _Unbound:
-    """The value of a port that nobody bound."""
+    """Value of a port that is not bound."""
 
     def __init__(self, port: str = "") -> None:
         self._port = port
@@ -80,8 +80,8 @@ class _Unbound:
 
     def __getattr__(self, name: str) -> object:
         raise PortError(
-            f"a port was used ('.{name}') that nobody bound. In a run the composition binds it by its type; "
-            "in a test pass a fake: MyPlugin(engine=FakeEngine())."
+            f"an unbound port was used ('.{name}'). In a run, ports are bound by their type before fit_start; "
+            "in a test, pass a fake: MyPlugin(engine=FakeEngine())."
         )
 
     def __iter__(self) -> Any:
@@ -94,10 +94,10 @@ _STATE: Final = "hooktrainer.state"
 
 
 def port(*, named: bool = False, default: Sequence[str] = ()) -> Any:
-    """A field for something that the plugin works on, bound by its type after the plan is built.
+    """Declare a field for a component of the run, bound by its type after the plan is built.
 
-    With `named`, YAML lists names (`sinks: [console, "my_lab.sinks:MySink"]`, else `default`) and the field receives a
-    tuple of objects.
+    With `named`, YAML lists names (`sinks: [console, "my_lab.sinks:MySink"]`; `default` if left out), and the field
+    is a tuple of the objects with these names.
     """
     if named:
         return attrs.field(default=tuple(default), converter=tuple, metadata={_PORT: "named"}, kw_only=True)
@@ -105,14 +105,14 @@ def port(*, named: bool = False, default: Sequence[str] = ()) -> Any:
 
 
 def state(default: Any = attrs.NOTHING, *, factory: Callable[[], Any] | None = None) -> Any:
-    """A field that is kept over a restart; it is no option.
+    """Declare a field that is saved in checkpoints; it is not an option.
 
-    Kept are None, booleans, numbers, text and bytes, lists, tuples, sets, dicts, counters and deques of such, plain
-    tensors and arrays of numbers, and the random generators of Python, NumPy and torch; no subclasses of them. Make
-    anything else from these, as in `state_dict` and `load_state_dict` of your own.
+    Supported values are None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, counters and deques of
+    these, tensors and numeric arrays, and random generators of Python, NumPy and torch. Subclasses are not supported.
+    For other values, override `state_dict` and `load_state_dict`.
 
-    A field that is added, renamed or taken out makes older checkpoints unfit for the plugin: a resume from them is an
-    error that names the field, unless a `load_state_dict` of your own fills in what is missing.
+    After a field is added, renamed or removed, a resume from older checkpoints raises an error that names the field,
+    unless the plugin overrides `load_state_dict` to supply it.
     """
     return attrs.field(default=default, factory=factory, init=False, metadata={_STATE: True}, repr=False)
 
@@ -121,22 +121,22 @@ def state(default: Any = attrs.NOTHING, *, factory: Callable[[], Any] | None = N
 class Plugin:
     """Base of all plugins."""
 
-    def check(self, config: Config) -> Iterable[str]:  # noqa: ARG002 (a plugin that checks nothing)
-        """Faults between this plugin's options and the rest of the run, each a sentence with the numbers."""
+    def check(self, config: Config) -> Iterable[str]:  # noqa: ARG002 (the default has no checks)
+        """Return the conflicts between this plugin's options and the rest of the run, one sentence each."""
         return ()
 
     def state_dict(self) -> dict[str, object]:
-        """What is kept over a restart: the fields declared with `state()`."""
+        """Return the state to save in checkpoints: the fields declared with `state()`."""
         return {field.name.lstrip("_"): deepcopy(getattr(self, field.name)) for field in state_fields(type(self))}
 
     def load_state_dict(self, kept: Mapping[str, object]) -> None:
-        """Take back what `state_dict` gave.
+        """Restore the state returned by `state_dict()`.
 
-        Raises `ConfigError` for keys that are unknown or missing, and changes nothing then.
+        Raises `ConfigError` for unknown or missing keys, and changes nothing in that case.
         """
         fields = {field.name.lstrip("_"): field.name for field in state_fields(type(self))}
         faults = [
-            Fault("", f"{type(self).__name__} keeps no state '{key}'.{did_you_mean(key, fields)}")
+            Fault("", f"{type(self).__name__} has no state '{key}'.{did_you_mean(key, fields)}")
             for key in kept
             if key not in fields
         ]
@@ -150,21 +150,21 @@ class Plugin:
 
 
 def option_fields(cls: type[Plugin]) -> tuple[attrs.Attribute[Any], ...]:
-    """The fields that YAML can set: options and named ports."""
+    """Return the fields that YAML can set: options and named ports."""
     return tuple(field for field in attrs.fields(cls) if field.init and field.metadata.get(_PORT) != "typed")
 
 
 def port_fields(cls: type[Plugin], *, named: bool) -> tuple[attrs.Attribute[Any], ...]:
-    """The fields that are ports, either those bound by type or those named in YAML."""
+    """Return the port fields: those named in YAML, or those bound by type."""
     wanted = "named" if named else "typed"
     return tuple(field for field in attrs.fields(cls) if field.metadata.get(_PORT) == wanted)
 
 
-def keeps_state(cls: type[Plugin]) -> bool:
-    """Whether anything of it is kept over a restart."""
+def has_state(cls: type[Plugin]) -> bool:
+    """Return whether instances save state in checkpoints."""
     return bool(state_fields(cls)) or cls.state_dict is not Plugin.state_dict
 
 
 def state_fields(cls: type[Plugin]) -> tuple[attrs.Attribute[Any], ...]:
-    """The fields that are kept over a restart."""
+    """Return the fields declared with `state()`."""
     return tuple(field for field in attrs.fields(cls) if field.metadata.get(_STATE))

@@ -29,7 +29,7 @@ from hooktrainer.events import (
     StepStart,
     WeightsSynced,
 )
-from hooktrainer.plugin import Plugin, Priority, keeps_state
+from hooktrainer.plugin import Plugin, Priority, has_state
 
 PASSES: Final[Mapping[str, tuple[type[Event], ...]]] = {
     "fit_start": (FitStart,),
@@ -173,7 +173,7 @@ class Plan:
         handlers = self.handlers[StepEnd]
         save = max((place for place, handler in enumerate(handlers) if handler.owner in savers), default=len(handlers))
         for handler in handlers[save + 1 :]:
-            if keeps_state(type(handler.owner.plugin)):
+            if has_state(type(handler.owner.plugin)):
                 saved = handlers[save]
                 text = f"{handler} runs after {saved}, but {handler.owner.name} has state that it could change there"
                 lost = "a resume would lose the change"

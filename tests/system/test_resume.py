@@ -404,7 +404,7 @@ class Other(Counter):
     ) -> None:
         Path("changed.py").write_text(self.COUNTER.replace("seen", "counted"))
         Path("other.py").write_text(self.COUNTER + self.TAKES_ANOTHER)
-        for use, cause in (("changed.py:Counter", "keeps no state 'seen'"), ("other.py:Other", "KeyError('more')")):
+        for use, cause in (("changed.py:Counter", "has no state 'seen'"), ("other.py:Other", "KeyError('more')")):
             capsys.readouterr()
             assert fit(RESUME, f"plugins.mine.use={use}", "trainer.total_steps=3") == 1
             err = capsys.readouterr().err

@@ -349,9 +349,7 @@ class TestState:
         second.load_state_dict(first.state_dict())
 
         assert second.seen == 3
-        with pytest.raises(
-            ConfigError, match=r"keeps no state 'sen'. Did you mean 'seen'\?(.|\n)*'seen' .* is missing"
-        ):
+        with pytest.raises(ConfigError, match=r"has no state 'sen'. Did you mean 'seen'\?(.|\n)*'seen' .* is missing"):
             second.load_state_dict({"sen": 1})
         assert second.seen == 3
 
