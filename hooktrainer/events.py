@@ -23,8 +23,7 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 import attrs
 
 from hooktrainer.errors import BusError
-from hooktrainer.metrics import Metric
-from hooktrainer.metrics.record import Derive, Row
+from hooktrainer.metrics import Derive, Metric, Row
 
 Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted", "failed"]
 

@@ -701,7 +701,7 @@ class TestRows:
         assert run.sink.column("loss") == [(1, 1.5)]
 
     def test_a_learner_cannot_report_what_the_loop_measures(self) -> None:
-        with pytest.raises(MetricError, match="reports 'timing_s/step', which the core measures itself"):
+        with pytest.raises(MetricError, match="reports 'timing_s/step', which the loop measures"):
             Run(cycles(1), learner=FakeLearner([{"timing_s/step": 1.0}])).fit()
 
     def test_a_trainer_fits_once(self) -> None:

@@ -1,4 +1,4 @@
-"""The event bus: orders the handlers of all plugins, checks that order, and calls them."""
+"""The event bus, which orders the handlers of all plugins, checks their order, and calls them."""
 
 from __future__ import annotations
 

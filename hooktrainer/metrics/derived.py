@@ -1,7 +1,7 @@
-"""Values of a row that are recomputed from its reduced parts, since no merge of the quotients gives the right one.
+"""Values of a row that are computed from its reduced parts, such as throughput and ratios.
 
-The mean of two rates is not the rate of the whole, and a difference of extremes is not the mean of the differences.
-Wherever both parts are in the row, they replace what was reported; a quotient by zero is left out.
+The mean of two rates is not the rate of the whole, and the mean of differences is not the difference of extremes.
+When the row contains both parts, the derived value replaces a reported one. A quotient by zero is left out.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Final
 from hooktrainer.metrics.types import Value
 
 TOKENS: Final = "perf/total_num_tokens"
-"""Prompt and response tokens that were trained on, padding not counted."""
+"""Trained prompt and response tokens, without padding."""
 RESPONSE_TOKENS: Final = "perf/total_num_response_tokens"
-"""The response tokens among them."""
+"""Trained response tokens, without padding."""
 DEVICES: Final = "perf/num_devices"
-"""Devices that the run holds; one if nobody says."""
+"""Devices of the run; 1 if the row does not contain the key."""
 
 _PER_TOKEN: Final = "timing_per_token_ms/"  # noqa: S105
 _TOKENS_OF: Final[Mapping[str, str]] = {
     "gen": RESPONSE_TOKENS,
     **dict.fromkeys(("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"), TOKENS),
 }
-"""What each phase of a step works through."""
+"""The tokens that each phase of a step processes."""
 
 
 def derive(values: Mapping[str, Value]) -> dict[str, float | None]:
-    """The values that follow from others; None takes a key out of the row."""
+    """Return the values that follow from others; None removes a key from the row."""
     seconds = _number(values, "timing_s/step")
     devices = _number(values, DEVICES)
     derived: dict[str, float | None] = {}
@@ -53,7 +53,7 @@ _LEARNER_PHASES: Final[Mapping[str, str]] = {
     "syncing": "weight_sync",
     "validating": "testing",
 }
-"""Where the seconds of the loop's thread go; without worker threads generating is waiting."""
+"""Phases of the loop's thread. Without worker threads, generation counts as waiting."""
 
 
 _ENGINE_PHASES: Final[Mapping[str, str]] = {
@@ -61,11 +61,11 @@ _ENGINE_PHASES: Final[Mapping[str, str]] = {
     "waiting_for_groups": "engine_wait_groups",
     "waiting_for_weights": "engine_wait_weights",
 }
-"""Where the seconds of the rollout workers go, all of them together."""
+"""Phases of the rollout workers, summed over all workers."""
 
 
 def _goodput(values: Mapping[str, Value], seconds: float | None) -> dict[str, float | None]:
-    """Shares of the learner's time and of the workers', and the share of generated tokens that was thrown away."""
+    """Return the shares of the learner's and the workers' time, and the share of generated tokens that was dropped."""
     shares: dict[str, float | None] = {}
     spent = {name: _number(values, f"timing_s/{phase}") or 0.0 for name, phase in _LEARNER_PHASES.items()}
     if seconds:
@@ -74,8 +74,8 @@ def _goodput(values: Mapping[str, Value], seconds: float | None) -> dict[str, fl
     worked = {name: _number(values, f"timing_s/{phase}") or 0.0 for name, phase in _ENGINE_PHASES.items()}
     if total := sum(worked.values()):
         shares |= {f"perf/goodput/engine/{name}": part / total for name, part in worked.items()}
-    thrown = [_number(values, key) or 0.0 for key in values if key.startswith("ledger/tokens/dropped/")]
-    _quotient(shares, "perf/goodput/engine/wasted", sum(thrown), _number(values, "ledger/tokens/generated"))
+    dropped = [_number(values, key) or 0.0 for key in values if key.startswith("ledger/tokens/dropped/")]
+    _quotient(shares, "perf/goodput/engine/wasted", sum(dropped), _number(values, "ledger/tokens/generated"))
     return shares
 
 

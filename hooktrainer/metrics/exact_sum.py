@@ -1,4 +1,4 @@
-"""Numbers of any library as Python floats, and their sums without rounding error."""
+"""Conversion of numbers of any library to Python floats, and sums without rounding error."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from hooktrainer.errors import MetricError
 
 
 def number(value: object, key: str = "") -> float:
-    """A scalar of any library as a Python float; bools are 0 and 1, one element in any shape is a scalar.
+    """Convert a scalar of any library to a Python float; bools become 0 and 1.
 
-    Raises `MetricError` naming `key` and the shape if there is more than one element, or if it is no real number.
+    An array or tensor with one element counts as a scalar. Raises `MetricError` with `key` and the shape if there is
+    not exactly one element, or if the element is not a real number.
     """
     prefix = f"metric {key!r}: " if key else ""
     shape = getattr(value, "shape", ())
     if math.prod(shape) != 1:
         raise MetricError(
             f"{prefix}has shape {tuple(shape)}, but one value was expected. "
-            "Reduce it first, or hand over a Metric (Mean, Max, Counts, ...)."
+            "Reduce it first, or pass a Metric (Mean, Max, Counts, ...)."
         )
     scalar = value.item() if hasattr(value, "item") else value
     try:
-        if isinstance(scalar, (int, float, SupportsFloat)):  # in this order: the protocol is slow to ask
+        if isinstance(scalar, (int, float, SupportsFloat)):  # in this order, because the protocol check is slow
             return float(scalar)
     except OverflowError:
         pass
     if hasattr(scalar, "merge") and hasattr(scalar, "value"):  # a Metric, which is defined above this module
         kind = type(scalar).__name__
-        raise MetricError(f"{prefix}this is a {kind}; read its .value, or hand it over as it is instead of its number")
+        raise MetricError(f"{prefix}expected a number, found a {kind}; read its .value, or pass the {kind} itself")
     raise MetricError(f"{prefix}expected a number, a list of numbers or a Metric, found {value!r}")
 
 
@@ -41,16 +42,16 @@ _POSITIVE, _NEGATIVE, _NAN = 1, 2, 4
 
 @attrs.frozen
 class Exact:
-    """A sum of floats kept without rounding error."""
+    """A sum of floats without rounding error."""
 
     units: int = 0
-    """The finite part, in units of the smallest positive float."""
+    """Sum of the finite terms, in units of the smallest positive float."""
     special: int = 0
-    """Which of +inf, -inf and NaN were added, as bits; both infinities make NaN, in whatever order they come."""
+    """Bit set of the added +inf, -inf and NaN. Both infinities make NaN, in any order."""
 
     @classmethod
     def of(cls, value: object) -> Exact:
-        """The sum that holds just this number."""
+        """Return the sum of this one number."""
         if isinstance(value, Exact):
             return value
         plain = number(value)
@@ -61,14 +62,14 @@ class Exact:
 
     @property
     def is_nan(self) -> bool:
-        """Whether a NaN was handed in."""
+        """Whether a NaN was added."""
         return bool(self.special & _NAN)
 
     def __add__(self, other: Exact) -> Exact:
         return Exact(self.units + other.units, self.special | other.special)
 
     def __mul__(self, weight: Exact) -> Exact:
-        """The product with a finite weight above 0, exact down to the smallest float."""
+        """Return the product with a finite weight above 0, exact down to the smallest float."""
         return Exact(self.units * weight.units // ONE, self.special)
 
     def __truediv__(self, other: Exact) -> float:

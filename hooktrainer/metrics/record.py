@@ -1,4 +1,4 @@
-"""The record of a step: open while its metrics come in, sealed once into a row, then read-only."""
+"""The record of a step: it collects metrics while it is open, and is sealed once into a read-only row."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hooktrainer.metrics.types import Metric, Value, merge
 
 _VALIDATION: Final = "val/"
 Row: TypeAlias = Mapping[str, Any]
-"""What a step came to, read-only: one float a key, or for `Counts` a mapping from values to counts."""
+"""The reduced metrics of a step, read-only: a float for each key, or for `Counts` a mapping from values to counts."""
 Derive: TypeAlias = Callable[[Row], Mapping[str, Value]]
-"""Values recomputed from the reduced ones; None takes a key out."""
+"""A function that computes further values from the reduced ones; None removes a key."""
 
 
 def could_have(keys: Iterable[str], metric: str) -> bool:
-    """Whether rows with these keys would have the metric, if there is one: `val/...` is only in validated steps."""
+    """Return whether rows with these keys can contain the metric: `val/...` is only in validated steps."""
     return not metric.startswith(_VALIDATION) or any(key.startswith(_VALIDATION) for key in keys)
 
 
 class _Row(dict[str, Any]):
-    """The values of a row; a key that is not there is looked for among those that are."""
+    """The values of a row; the error for a missing key suggests a similar one."""
 
     def __init__(self, step: int, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -30,15 +30,16 @@ class _Row(dict[str, Any]):
 
     def __missing__(self, key: str) -> NoReturn:
         raise MissingMetricError(
-            f"the row of step {self._step} has no '{key}'.{did_you_mean(key, self)} It may be absent in some steps, as "
-            f"validation is that runs every few: row.get('{key}')"
+            f"the row of step {self._step} has no '{key}'.{did_you_mean(key, self)} Some metrics are absent in "
+            f"some steps, such as those of validation: row.get('{key}')"
         )
 
 
 class Record:
     """All metrics of one step.
 
-    `before_seal` is asked for metrics at the moment of sealing, so that durations that end there are in their own row.
+    `before_seal` is called when the record is sealed and returns the durations that end then, so that they are in the
+    row of their own step.
     """
 
     def __init__(self, step: int, before_seal: Callable[[], Mapping[str, Metric]] = dict) -> None:
@@ -60,7 +61,7 @@ class Record:
 
     @property
     def row(self) -> Row:
-        """The sealed row. Raises `RecordError` while the record is open."""
+        """The sealed row. Reading it raises `RecordError` while the record is open."""
         if self._row is None:
             raise RecordError(
                 f"the row of step {self.step} was read before it was sealed. Read it on step_end after REDUCE, "
@@ -71,8 +72,8 @@ class Record:
     def add(self, metrics: Mapping[str, Metric], writer: str = "the core") -> None:
         """Merge metrics into the record.
 
-        Raises `RecordError` once sealed, `MetricError` if a value is no Metric or a name already has another reduction;
-        nothing is merged then.
+        Raises `RecordError` if the record is sealed, and `MetricError` if a value is not a `Metric` or its name already
+        has another reduction. Nothing is merged in these cases.
         """
         if self.sealed:
             raise RecordError(f"{writer} added {', '.join(metrics)} to step {self.step} after its row was sealed")
@@ -85,11 +86,11 @@ class Record:
 
     def _check(self, key: object, metric: object, writer: str) -> None:
         if not isinstance(key, str) or key == "step":
-            raise MetricError(f"{writer} added a metric under {key!r}; a key is a text, and 'step' is the row's own")
+            raise MetricError(f"{writer} added a metric under {key!r}; a key is a string, and 'step' is reserved")
         if not isinstance(metric, Metric):
             raise MetricError(
-                f"{writer} added {key!r} as a plain {type(metric).__name__}; the record takes metrics that carry "
-                "their reduction: Mean, Sum, Max, Min, Last, Rate or Counts."
+                f"{writer} added {key!r} as a plain {type(metric).__name__}; a record accepts metrics with a "
+                "reduction: Mean, Sum, Max, Min, Last, Rate or Counts."
             )
         known = self._metrics.get(key)
         if known is not None and type(known) is not type(metric):
@@ -99,17 +100,17 @@ class Record:
             )
 
     def _add_last(self) -> None:
-        """Add what is measured at the seal, once, also if a failed seal is tried again."""
+        """Add the metrics of `before_seal`, only once even if a failed seal is retried."""
         last = self._before_seal()
         self._before_seal = dict
         for key in last.keys() & self._metrics.keys():
-            raise MetricError(f"{self._writers[key]} reports {key!r}, which the core measures itself; rename it")
+            raise MetricError(f"{self._writers[key]} reports {key!r}, which the loop measures; rename it")
         self.add(last)
 
     def seal(self, derive: Derive | None = None) -> Row:
-        """Reduce everything to the final row, NaN counts beside it; `derive` recomputes values from their parts."""
+        """Reduce all metrics to the final row, with NaN counts under `nan/<key>`; `derive` computes further values."""
         if self.sealed:
-            raise RecordError(f"the row of step {self.step} is sealed already")
+            raise RecordError(f"the row of step {self.step} was sealed before")
         self._add_last()
         values = {key: metric.value for key, metric in self._metrics.items()}
         row = {key: value for key, value in values.items() if value is not None}

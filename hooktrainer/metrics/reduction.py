@@ -1,14 +1,14 @@
-"""The reduction of plain numbers, which do not say how they are to be merged, by the name they have.
+"""The reduction of plain numbers, which is chosen by their key.
 
-The most specific rule wins, and a user's rule goes before a built-in one of the same kind:
+The most specific rule applies, and a user's rule precedes a built-in rule of the same kind:
 
 1. the exact key;
-2. the last path segment: what was thrown away is counted, else its whole words, split at `_`, decide. If several match,
-   the last one does: a name reads from the inside out, so that `max_mean` is the mean of maxima;
-3. the longest prefix, a key that ends in `/`;
-4. else the mean, weighted by the samples of the iteration.
+2. the last path segment: counts of evicted or dropped samples are summed; else a whole word of it, split at `_`,
+   decides. If several words match, the last one decides: `max_mean` is the mean of maxima;
+3. the longest prefix, a rule that ends in `/`;
+4. otherwise, the mean weighted by the samples of the iteration.
 
-Words are never looked for inside other words: `terminal`, `summary` and `minmax_diff` are means.
+Only whole words match: `terminal`, `summary` and `minmax_diff` are means.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _WORDS: Final[Mapping[str, Reduction]] = {
     "max": Max, "min": Min, "mean": Mean, "avg": Mean, "sum": Sum, "total": Sum, "lr": Last, "version": Last,
 }  # fmt: skip
 _SPREADS: Final = frozenset({"median", "std", "var", "p50", "p90", "p95", "p99"})
-"""Statistics that no prefix may add up; they have no better merge than the mean."""
+"""Statistics that a prefix rule must not sum; their mean is the best merge."""
 _TALLIES: Final = ("evicted_samples", "dropped_samples")
-"""Last segments that count groups thrown away, for whatever reason the rest of the key names."""
+"""Last segments that count evicted or dropped samples."""
 _PREFIXES: Final[dict[str, Reduction]] = {"timing_s/": Sum}
 _OF_TALLY: Final = "_staleness/mean"
-"""Behind the key of a tally: a mean over what it counted, and not over the samples of the iteration."""
+"""Suffix to a tally's key: a mean that is weighted by the tally, not by the samples of the iteration."""
 
 
 def _reductions(rules: Mapping[str, str]) -> dict[str, Reduction]:
     if not isinstance(rules, Mapping):
         raise ConfigError(f"rules must map keys to reductions, found {rules!r}")
     faults = [
-        f"rule {key!r}: unknown reduction {name!r}; there are {', '.join(REDUCTIONS)}.{did_you_mean(name, REDUCTIONS)}"
+        f"rule {key!r}: unknown reduction {name!r}; known are {', '.join(REDUCTIONS)}.{did_you_mean(name, REDUCTIONS)}"
         for key, name in rules.items()
         if str(name) not in REDUCTIONS
     ]
@@ -56,13 +56,13 @@ def _reductions(rules: Mapping[str, str]) -> dict[str, Reduction]:
 
 @attrs.frozen
 class RuleTable:
-    """Which reduction a plain number gets."""
+    """Rules that choose the reduction of a plain number by its key."""
 
     user: dict[str, Reduction] = attrs.field(converter=_reductions, factory=dict)
     """Rules from YAML, `{"reward/terminal": "last", "my/counters/": "sum"}`. Raises `ConfigError` with all faults."""
 
     def reduction(self, key: str) -> Reduction:
-        """The kind of metric that a plain number under this key becomes."""
+        """Return the metric type for plain numbers under this key."""
         exact = self.user.get(key) or _KEYS.get(key)
         if exact:
             return exact
@@ -78,12 +78,12 @@ class RuleTable:
         return prefixes[max(matching, key=len)] if matching and _SPREADS.isdisjoint(words) else Mean
 
     def metric(self, key: str, value: object, samples: float) -> Metric | None:
-        """The metric of one iteration; None for an empty list, which says nothing.
+        """Convert a value of one iteration to a metric; return None for an empty list.
 
-        A list is first reduced to one value by its own rule (a mean: one vote each), so that an iteration with more
-        micro-batches weighs no more than its samples do. A mapping of values to counts is a histogram. A `Metric`
-        passes unchanged: to weigh by tokens, hand over `Mean.of(values, tokens)`. Raises `MetricError` naming the key
-        for anything else.
+        A list is first reduced to one value by its rule (for a mean, with equal weights), so that the number of
+        micro-batches does not change the weight of an iteration. A mapping of values to counts is a histogram. A
+        `Metric` is returned unchanged: to weight by tokens, pass `Mean.of(values, tokens)`. Raises `MetricError` with
+        the key for any other value.
         """
         if isinstance(value, Metric):
             return value
@@ -98,12 +98,12 @@ class RuleTable:
         numbers = [number(item, key) for item in value]
         if kind is not Mean:
             return kind.of(numbers)
-        votes = Mean.of(numbers)
-        once = Mean.of([votes.value], [samples]) if votes.nans < len(numbers) else Mean(0, 0)
-        return once.merge(Mean(0, 0, nans=votes.nans))
+        unweighted = Mean.of(numbers)
+        weighted = Mean.of([unweighted.value], [samples]) if unweighted.nans < len(numbers) else Mean(0, 0)
+        return weighted.merge(Mean(0, 0, nans=unweighted.nans))
 
     def to_metrics(self, values: Mapping[str, object], samples: float) -> dict[str, Metric]:
-        """All values of one iteration as metrics; `samples` are its trajectories, padding not counted."""
+        """Convert all values of one iteration to metrics; `samples` is its number of trajectories, without padding."""
         on_host = to_host(values)
         metrics = {key: self.metric(key, value, self._weight(key, on_host, samples)) for key, value in on_host.items()}
         return {key: metric for key, metric in metrics.items() if metric is not None}
@@ -114,7 +114,7 @@ class RuleTable:
             return samples
         counted = self.metric(tally, values.get(tally, ()), samples)
         count = counted.value if counted else None
-        # Without its count the mean gets one vote an iteration: the size of the batch says nothing about it.
+        # Without its count, every iteration has the same weight: the size of the batch is unrelated to it.
         return count if isinstance(count, float) and not math.isnan(count) else 1.0
 
 

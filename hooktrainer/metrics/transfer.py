@@ -1,4 +1,4 @@
-"""Device values as host numbers: an iteration costs one transfer a device, not one a key."""
+"""Transfer of device values to the host: one transfer for each device, not one for each key."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ if TYPE_CHECKING:
 
 
 def to_host(values: Mapping[str, object]) -> dict[str, object]:
-    """The same values with every torch tensor, alone or in a list, as a Python float; keeps no tensor and no graph.
+    """Return the values with every torch tensor, alone or in a list, as a Python float.
 
-    Raises `MetricError` naming key and shape if a tensor does not hold exactly one real number.
+    No tensor and no autograd graph is kept. Raises `MetricError` with key and shape if a tensor does not hold exactly
+    one real number.
     """
-    torch = sys.modules.get("torch")  # who holds a tensor has imported it; who does not need not pay for it
+    torch = sys.modules.get("torch")  # a caller that holds a tensor has imported torch; others must not pay for it
     if torch is None:
         return dict(values)
     found = [(key, item) for key, value in values.items() for item in _items(value) if isinstance(item, torch.Tensor)]
     for key, tensor in found:
         if tensor.numel() != 1 or tensor.is_complex():
             raise MetricError(
-                f"metric {key!r}: is a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype}, but one real "
-                "number was expected. Reduce it first, or hand over a Metric (Mean, Max, Counts, ...)."
+                f"metric {key!r}: expected one real number, found a tensor of shape {tuple(tensor.shape)} and type "
+                f"{tensor.dtype}. Reduce it first, or pass a Metric (Mean, Max, Counts, ...)."
             )
     numbers = iter(_transfer(torch, [tensor for _, tensor in found]))
     return {key: _replaced(value, torch.Tensor, numbers) for key, value in values.items()}
 
 
 def joined(*sources: Mapping[str, object]) -> Mapping[str, object]:
-    """Metrics of several sources as one mapping, read-only all through. Raises `MetricError` if two share a name."""
+    """Join metrics of several sources into one deeply read-only mapping. Raises `MetricError` if two share a name."""
     together: dict[str, object] = {}
     for source in sources:
         if twice := together.keys() & source.keys():
@@ -60,11 +61,11 @@ def _replaced(value: object, kind: type, numbers: Iterator[float]) -> object:
 
 
 def _transfer(torch: ModuleType, tensors: Sequence[Tensor]) -> list[float]:
-    """One-element tensors as floats, in their order."""
+    """Convert one-element tensors to floats, in their order."""
     numbers = [math.nan] * len(tensors)
     for device in {tensor.device for tensor in tensors}:
         places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
-        # The widest type that every dtype fits in; Apple GPUs have no float64.
+        # The widest type, which every dtype converts to; Apple GPUs have no float64.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         stacked = torch.stack([tensors[place].detach().reshape(()).to(dtype) for place in places])
         for place, value in zip(places, stacked.tolist(), strict=True):

@@ -1,9 +1,9 @@
-"""The metric algebra: a metric carries its own reduction.
+"""Metric types. A metric carries its own reduction.
 
-Merging is associative, exactly: sums are integers in units of the smallest float, so that the tree of merges
-(micro-batch, rank, iteration, step) never changes a value, not even in its last bit; a quotient is rounded once, when
-it is read. NaNs are left out of every reduction and counted; a metric that saw nothing but NaN has the value NaN, one
-that saw nothing at all has none. Nothing here keeps a tensor: whatever is handed in becomes a Python float.
+Merging is exactly associative: sums are integers in units of the smallest float. The order of merges (micro-batch,
+rank, iteration, step) never changes a value, not even in its last bit. A quotient is rounded once, when it is read.
+NaNs are left out of every reduction and counted. A metric of NaNs only has the value NaN; an empty metric has the value
+None. Metrics keep no tensors: every number is converted to a Python float.
 """
 
 from __future__ import annotations
@@ -39,41 +39,41 @@ __all__ = [
 ]
 
 Value: TypeAlias = float | Mapping[float, int] | None
-"""What a metric reduces to: a number, a histogram, or nothing."""
+"""The reduced value of a metric: a number, a histogram, or None for an empty metric."""
 
 
-def _exact(value: object) -> Exact:  # a plain function, since type checkers follow no classmethod as a converter
+def _exact(value: object) -> Exact:  # type checkers do not follow a classmethod as a converter
     return Exact.of(value)
 
 
 @attrs.frozen
 class Metric:
-    """Base of all metrics: `merge` two of one kind, read `value` at the end."""
+    """Base of all metrics: merge metrics of one type with `merge`, then read `value`."""
 
     nans: int = attrs.field(default=0, kw_only=True)
-    """NaNs that were left out."""
+    """Number of NaNs that were left out."""
 
     @property
     def value(self) -> Value:
-        """The reduced value; NaN if only NaNs were seen, None if nothing was."""
+        """The reduced value; NaN if all numbers were NaN, None if there were none."""
         raise NotImplementedError
 
     def merge(self, later: Self) -> Self:
-        """Both metrics as one; `later` counts as the newer."""
+        """Return the merged metric; `later` is the newer one."""
         raise NotImplementedError
 
     def _nothing(self) -> float | None:
         return math.nan if self.nans else None
 
-    def _leave_out(self, nans: int = 1, **rest: object) -> None:
-        """Go on as the metric that was handed only `rest`, and has counted the NaNs."""
-        for name, value in (rest | {"nans": self.nans + nans}).items():
+    def _leave_out(self, nans: int = 1, **fields: object) -> None:
+        """Set the given fields and count the NaNs."""
+        for name, value in (fields | {"nans": self.nans + nans}).items():
             object.__setattr__(self, name, value)
 
 
 @attrs.frozen
 class Mean(Metric):
-    """Weighted mean, `total / count`; counts are weights and need not be whole."""
+    """Weighted mean, `total / count`. The count is a sum of weights and may be fractional."""
 
     total: Exact = attrs.field(converter=_exact, default=Exact())
     count: Exact = attrs.field(converter=_exact, default=Exact(ONE))
@@ -86,9 +86,9 @@ class Mean(Metric):
 
     @classmethod
     def of(cls, values: Iterable[object], weights: Iterable[object] | None = None) -> Mean:
-        """The mean of many values, one weight each (1 if none are given); an empty one has no value.
+        """Return the mean of many values with a weight each, 1 by default.
 
-        What has the weight 0 was not measured: it is left out, NaN or not.
+        A value of weight 0 is left out, also if it is NaN. The mean of no values has the value None.
         """
         if weights is None:
             weighted = [cls(value) for value in values]
@@ -107,7 +107,7 @@ class Mean(Metric):
 
 @attrs.frozen
 class Sum(Metric):
-    """Sum."""
+    """Sum of all numbers."""
 
     total: Exact | None = attrs.field(converter=attrs.converters.optional(_exact), default=None)
 
@@ -117,7 +117,7 @@ class Sum(Metric):
 
     @classmethod
     def of(cls, values: Iterable[object]) -> Sum:
-        """The sum of many values; an empty one has no value."""
+        """Return the sum of many values; the sum of no values has the value None."""
         return functools.reduce(cls.merge, map(cls, values), cls())
 
     @property
@@ -131,7 +131,7 @@ class Sum(Metric):
 
 @attrs.frozen
 class _Pick(Metric):
-    """Base of the reductions that keep one of the numbers they saw."""
+    """Base of the metrics that keep one of their numbers."""
 
     kept: float | None = attrs.field(converter=attrs.converters.optional(number), default=None)
 
@@ -141,7 +141,7 @@ class _Pick(Metric):
 
     @classmethod
     def of(cls, values: Iterable[object]) -> Self:
-        """What many values reduce to, the newest last; an empty one has no value."""
+        """Reduce many values, the newest last; the metric of no values has the value None."""
         return functools.reduce(cls.merge, map(cls, values), cls())
 
     @property
@@ -183,7 +183,7 @@ class Last(_Pick):
 
 @attrs.frozen
 class Rate(Metric):
-    """Sum of numerators over sum of denominators; no value while the denominator is 0."""
+    """Sum of numerators over sum of denominators; the value is None if the denominator is 0."""
 
     numerator: Exact = attrs.field(converter=_exact, default=Exact())
     denominator: Exact = attrs.field(converter=_exact, default=Exact())
@@ -205,7 +205,7 @@ def _histogram(counts: Mapping[Any, Any]) -> Mapping[float, int]:
     for value, count in counts.items():
         plain = number(count)
         if plain < 0 or not plain.is_integer():
-            raise MetricError(f"a histogram counts in whole numbers from 0, found {count!r} times {value!r}")
+            raise MetricError(f"the counts of a histogram are integers of at least 0, found {count!r} for {value!r}")
         if plain:
             histogram[number(value)] += int(plain)
     return MappingProxyType(dict(histogram))
@@ -213,7 +213,7 @@ def _histogram(counts: Mapping[Any, Any]) -> Mapping[float, int]:
 
 @attrs.frozen
 class Counts(Metric):
-    """Histogram: how often each value was seen."""
+    """Histogram: the number of times that each value occurred."""
 
     counts: Mapping[float, int] = attrs.field(converter=_histogram, factory=dict)
 
@@ -225,7 +225,7 @@ class Counts(Metric):
 
     @classmethod
     def of(cls, values: Iterable[object]) -> Counts:
-        """The histogram of many values."""
+        """Return the histogram of many values."""
         return cls(Counter(number(value) for value in values))
 
     @property
@@ -237,18 +237,18 @@ class Counts(Metric):
 
 
 Reduction: TypeAlias = type[Mean] | type[Sum] | type[Max] | type[Min] | type[Last]
-"""A kind of metric that plain numbers can become."""
+"""A metric type that plain numbers can be converted to."""
 REDUCTIONS: Final[Mapping[str, Reduction]] = {"mean": Mean, "sum": Sum, "max": Max, "min": Min, "last": Last}
-"""Reductions that a rule can give to a plain number, by the name they have in YAML."""
+"""Reductions for plain numbers, by their names in YAML."""
 
 
 def plain(reported: object) -> object:
-    """What a reported metric says now; what is no metric, such as a plain number or None, as it is."""
+    """Return the value of a `Metric`; any other object unchanged."""
     return reported.value if isinstance(reported, Metric) else reported
 
 
 def merge(first: Metric, second: Metric) -> Metric:
-    """Two metrics of one kind as one; `second` counts as the newer. Raises `MetricError` if the kinds differ."""
+    """Merge two metrics of one type; `second` is the newer. Raises `MetricError` if the types differ."""
     if type(first) is not type(second):
         raise MetricError(f"cannot merge {type(first).__name__} with {type(second).__name__}")
     return first.merge(second)

@@ -15,13 +15,8 @@ from hooktrainer.ports.groups import (
     Tokens,
     Trajectory,
 )
-<<<<<<< HEAD
-from hooktrainer.ports.learner import KLControl, Learner
-from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
-=======
 from hooktrainer.ports.learner import KLControl, Learner, SupportsTrainable
-from hooktrainer.ports.replay import GroupSource, ReplayBuffer, StalenessPolicy
->>>>>>> ba05b79 (Read weights once a sync, start timeouts at the first token, and discard answers of failed syncs)
+from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
 from hooktrainer.ports.rollout import RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful
 from hooktrainer.ports.tasks import PromptSource, Task
@@ -55,11 +50,8 @@ __all__ = [
     "Snapshot",
     "Stateful",
     "StoredCheckpoint",
-<<<<<<< HEAD
     "Strategy",
-=======
     "SupportsTrainable",
->>>>>>> ba05b79 (Read weights once a sync, start timeouts at the first token, and discard answers of failed syncs)
     "Task",
     "Tokens",
     "Trajectory",

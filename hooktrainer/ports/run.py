@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from hooktrainer.events import FitEnd, Status
-from hooktrainer.metrics.record import Row
+from hooktrainer.metrics import Row
 
 if TYPE_CHECKING:
     from torch import Tensor

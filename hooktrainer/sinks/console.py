@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from hooktrainer._util.streams import give_up_stdout
-from hooktrainer.metrics.record import Row
+from hooktrainer.metrics import Row
 from hooktrainer.sinks.dashboard import STEP_TIME, Dashboard
 
 _FIELDS: Final[Mapping[str, str]] = {

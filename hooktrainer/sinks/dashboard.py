@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from hooktrainer.metrics.record import Row
+from hooktrainer.metrics import Row
 
 STEP_TIME: Final = "timing_s/step"
 CURVES: Final[Mapping[str, str]] = {

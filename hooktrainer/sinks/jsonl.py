@@ -16,8 +16,7 @@ import attrs
 
 from hooktrainer._util import files
 from hooktrainer.errors import RecordError
-from hooktrainer.metrics import number
-from hooktrainer.metrics.record import Row
+from hooktrainer.metrics import Row, number
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _TAIL: Final = 2**16

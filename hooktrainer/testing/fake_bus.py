@@ -13,9 +13,7 @@ from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.bus.plan import MADE_BY_THE_CORE, Plan
 from hooktrainer.errors import ConfigError, PlanError, SyncError, did_you_mean
 from hooktrainer.events import EVENTS, Control, Event, FitEnd, FitStart, StepEnd, StepEvent, WeightsSynced
-from hooktrainer.metrics import Value
-from hooktrainer.metrics.record import Record, Row
-from hooktrainer.metrics.transfer import joined
+from hooktrainer.metrics import Record, Row, Value, joined
 from hooktrainer.plugin import Plugin, Priority, on
 
 E = TypeVar("E", bound=Event)

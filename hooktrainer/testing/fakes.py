@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from hooktrainer.metrics.record import Row
+from hooktrainer.metrics import Row
 from hooktrainer.ports import Clock, Floats, Group, Prompt, Strategy, Tokens
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions

@@ -14,7 +14,7 @@ from attrs.validators import ge, gt, in_
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import CheckpointError, did_you_mean
 from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord, StepStart
-from hooktrainer.metrics.record import Row, could_have
+from hooktrainer.metrics import Row, could_have
 from hooktrainer.plugin import port
 from hooktrainer.ports import BestMetric, CheckpointStore, Retention, RunState, Snapshot, StoredCheckpoint
 

@@ -11,7 +11,7 @@ from attrs.validators import ge, gt, in_
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import MissingMetricError, did_you_mean
 from hooktrainer.events import StepEnd
-from hooktrainer.metrics.record import Row, could_have
+from hooktrainer.metrics import Row, could_have
 from hooktrainer.plugin import state
 
 _LOG: Final = logging.getLogger("hooktrainer")

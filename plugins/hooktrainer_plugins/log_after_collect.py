@@ -11,7 +11,7 @@ import attrs
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import carry
 from hooktrainer.events import FitEnd, FitStart, StepEnd
-from hooktrainer.metrics.record import Row
+from hooktrainer.metrics import Row
 from hooktrainer.plugin import port
 from hooktrainer.ports import RewindableSink, RunState, Sink
 

@@ -1,4 +1,4 @@
-"""Collect the metrics of every iteration and reduce them to the one row of a step."""
+"""Collect the metrics of every iteration and reduce them to the row of the step."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import attrs
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import FitEnd, IterationEnd, StepEnd
-from hooktrainer.metrics import Last
-from hooktrainer.metrics.derived import derive
-from hooktrainer.metrics.reduction import RuleTable
+from hooktrainer.metrics import Last, RuleTable, derive
 
 
 @attrs.define(kw_only=True)
 class MetricAggregation(Plugin):
-    """Merge what the updates of a step report, and seal the row after everything of the step is in it."""
+    """Merge the metrics that the updates of a step report, and seal the row once it is complete."""
 
     rules: dict[str, str] = attrs.field(factory=dict)
     """Reductions for plain numbers, by key or by prefix ending in `/`: mean, sum, max, min or last."""

@@ -1,4 +1,4 @@
-"""Judge the published weights on fixed held-out prompts."""
+"""Evaluate the published weights on fixed held-out prompts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hooktrainer.ports import Clock, Prompt, PromptSource, RolloutEngine
 
 @attrs.define(kw_only=True)
 class Validation(Plugin):
-    """Score greedy answers to held-out prompts every few steps and at the end, on the weights just published."""
+    """Score greedy answers to held-out prompts, on the weights just published, every few steps and at the end."""
 
     every: int = attrs.field(default=5, validator=attrs.validators.ge(1))
-    """Steps between validations; the last step is always judged."""
+    """Steps between validations; the last step is always validated."""
 
     size: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Held-out prompts, the same ones every time."""
+    """Number of held-out prompts; the prompts are the same in every validation."""
 
     engine: RolloutEngine = port()
     prompts: PromptSource = port()
@@ -31,12 +31,12 @@ class Validation(Plugin):
 
     @on(FitStart, priority=Priority.PREPARE)
     def take_prompts(self, _event: FitStart) -> None:
-        """Take the held-out prompts before any work, so that too few of them are known at once."""
+        """Take the held-out prompts before any work, so that a lack of prompts is reported at once."""
         self._prompts = self.prompts.heldout(self.size)
 
     @on(StepEnd, priority=Priority.EVALUATE, needs=["weights.published"], adds=["metrics.row"], every="every")
     def evaluate(self, event: StepEnd) -> None:
-        """Add the mean score with partial credit, and beside it the share of exact answers."""
+        """Add the mean score, which includes partial credit, and the share of exact answers."""
         started = self.clock.now()
         answers = self.engine.answer(self._prompts)
         event.record.add(

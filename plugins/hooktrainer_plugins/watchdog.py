@@ -1,4 +1,4 @@
-"""Show where every thread stands while a step takes too long."""
+"""Print the stack of every thread while a step takes too long."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hooktrainer.events import FitEnd, FitStart, StepStart
 
 @attrs.define(kw_only=True)
 class Watchdog(Plugin):
-    """Print the stack of every thread to standard error while a step hangs; the run goes on.
+    """Print the stack of every thread to standard error while a step hangs; the run continues.
 
-    The start until the first step, and the end of the run, are watched as steps are. A call that holds Python's lock
-    is shown once it lets go.
+    The time before the first step and the end of the run are watched like steps. A call that holds the GIL is printed
+    once it releases it.
     """
 
     timeout_s: float = attrs.field(default=600.0, validator=gt(0))
-    """Seconds that a step may take; the stacks are printed again after each further time of this length."""
+    """Seconds after which a step counts as hanging; the stacks are printed again every `timeout_s` seconds."""
 
     max_reports: int = attrs.field(default=3, validator=ge(1))
-    """Times that the stacks of one step are printed."""
+    """Maximum number of reports for one step."""
 
     _where: tuple[str, float] = attrs.field(default=("", 0.0), init=False, repr=False)  # read by the other thread
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False, repr=False, eq=False)
@@ -35,25 +35,25 @@ class Watchdog(Plugin):
 
     @on(FitStart, priority=Priority.PREPARE)
     def begin(self, _event: FitStart) -> None:
-        """Start to watch."""
+        """Start the watchdog thread."""
         self._where = ("the start of the run", monotonic())
-        # A daemon, so that it never keeps the process: it waits, and holds nothing that others need.
+        # A daemon thread does not keep the process alive; this one holds no resources of other components.
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
     @on(StepStart, priority=Priority.PREPARE)
     def step(self, event: StepStart) -> None:
-        """A new step, with its own time; nobody is woken for it."""
+        """Restart the time for a new step, without waking the watchdog thread."""
         self._where = (f"step {event.step}", monotonic())
 
     @on(FitEnd, priority=Priority.PREPARE)
     def ending(self, _event: FitEnd) -> None:
-        """Watch the end of the run."""
+        """Restart the time for the end of the run."""
         self._where = ("the end of the run", monotonic())
 
     @on(FitEnd, priority=Priority.CLEANUP)
     def stop(self, _event: FitEnd) -> None:
-        """Stop to watch."""
+        """Stop the watchdog thread."""
         thread, self._thread = self._thread, None
         with self._changed:
             self._changed.notify_all()
@@ -68,12 +68,12 @@ class Watchdog(Plugin):
                 continue
             reports += 1
             if reports <= self.max_reports:
-                with suppress(OSError, ValueError):  # nobody reads it
+                with suppress(OSError, ValueError):  # standard error is closed
                     sys.stderr.write(self._report(*place))
                     sys.stderr.flush()
 
     def _over(self, due: float) -> bool:
-        """Wait until then; whether the run is over."""
+        """Wait until `due`; return whether the run is over."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, max(0.0, due - monotonic()))
 

@@ -12,8 +12,7 @@ from attrs.validators import ge, gt, instance_of
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import SyncError
 from hooktrainer.events import FitStart, StepEnd, WeightsSynced
-from hooktrainer.metrics import Sum
-from hooktrainer.metrics.reduction import RuleTable
+from hooktrainer.metrics import RuleTable, Sum
 from hooktrainer.plugin import port
 from hooktrainer.ports import (
     Canary,

@@ -17,8 +17,7 @@ from hooktrainer import Bus, Plugin, Priority, on
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.errors import BusError, MetricError, PlanError, RecordError
 from hooktrainer.events import Control, Event, FitEnd, FitStart, IterationEnd, StepEnd, StepStart, WeightsSynced
-from hooktrainer.metrics import Mean, Sum
-from hooktrainer.metrics.record import Record
+from hooktrainer.metrics import Mean, Record, Sum
 
 
 @attrs.define

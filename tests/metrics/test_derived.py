@@ -6,10 +6,7 @@ import math
 
 import pytest
 
-from hooktrainer.metrics import Max, Mean, Min
-from hooktrainer.metrics.derived import derive
-from hooktrainer.metrics.record import Record
-from hooktrainer.metrics.reduction import RuleTable
+from hooktrainer.metrics import Max, Mean, Min, Record, RuleTable, derive
 
 
 def test_a_difference_of_extremes_is_taken_of_the_extremes_of_the_step() -> None:

@@ -8,8 +8,7 @@ import operator
 import pytest
 
 from hooktrainer.errors import MetricError, RecordError
-from hooktrainer.metrics import Counts, Last, Max, Mean, Sum
-from hooktrainer.metrics.record import Record
+from hooktrainer.metrics import Counts, Last, Max, Mean, Record, Sum
 
 
 def test_metrics_of_one_name_are_merged() -> None:
@@ -33,7 +32,7 @@ def test_a_sealed_row_is_the_one_that_was_returned_and_takes_nothing_more() -> N
     assert record.row is row
     with pytest.raises(RecordError, match="plugin 'late' added loss to step 7 after"):
         record.add({"loss": Mean(1.0)}, writer="plugin 'late'")
-    with pytest.raises(RecordError, match="step 7 is sealed already"):
+    with pytest.raises(RecordError, match="step 7 was sealed before"):
         record.seal()
 
 
@@ -109,7 +108,7 @@ def test_what_the_core_measures_is_not_for_others_to_report() -> None:
     record = Record(step=1, before_seal=lambda: {"timing_s/step": Sum(2.0)})
     record.add({"timing_s/step": Sum(1.0)}, "learner.collect")
 
-    with pytest.raises(MetricError, match="learner.collect reports 'timing_s/step', which the core measures itself"):
+    with pytest.raises(MetricError, match="learner.collect reports 'timing_s/step', which the loop measures"):
         record.seal()
 
 

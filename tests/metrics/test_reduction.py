@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from hooktrainer.errors import ConfigError, MetricError
-from hooktrainer.metrics import Counts, Last, Max, Mean, Min, Reduction, Sum
-from hooktrainer.metrics.record import Record
-from hooktrainer.metrics.reduction import RuleTable
+from hooktrainer.metrics import Counts, Last, Max, Mean, Min, Record, Reduction, RuleTable, Sum
 
 
 def row_of(
@@ -184,7 +182,7 @@ def test_a_metric_passes_unchanged() -> None:
 
 def test_a_mapping_of_values_to_counts_is_a_histogram() -> None:
     assert row_of([{"x": {0.0: 3, 1.0: 1}}, {"x": {0.0: 2}}]) == {"x": {0.0: 5, 1.0: 1}}
-    with pytest.raises(MetricError, match="metric 'x': a histogram counts in whole numbers"):
+    with pytest.raises(MetricError, match="metric 'x': the counts of a histogram are integers"):
         RuleTable().to_metrics({"x": {1.0: 0.5}}, 1)
 
 
@@ -228,7 +226,7 @@ class TestUserRules:
         with pytest.raises(ConfigError) as caught:
             RuleTable({"a": "lst", "b/": "sum", "c": 3})
         assert len(caught.value.faults) == 2
-        assert "rule 'a': unknown reduction 'lst'; there are mean, sum, max, min, last. Did you mean 'last'?" in str(
+        assert "rule 'a': unknown reduction 'lst'; known are mean, sum, max, min, last. Did you mean 'last'?" in str(
             caught.value
         )
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from hooktrainer.errors import MetricError
-from hooktrainer.metrics import Mean
-from hooktrainer.metrics.transfer import to_host
+from hooktrainer.metrics import Mean, to_host
 
 TRANSFERS = {"tolist", "item", "cpu", "numpy", "__float__", "__int__", "__bool__"}
 
@@ -82,13 +81,14 @@ def test_a_list_keeps_its_order_and_its_plain_numbers() -> None:
 
 @pytest.mark.parametrize("value", [torch.ones(2, 3), [torch.tensor(1.0), torch.ones(2, 3)]])
 def test_a_larger_tensor_is_refused_by_name_and_shape(value: object) -> None:
-    with pytest.raises(MetricError, match=r"metric 'actor/x': is a tensor of shape \(2, 3\)"):
+    match = r"metric 'actor/x': expected one real number, found a tensor of shape \(2, 3\)"
+    with pytest.raises(MetricError, match=match):
         to_host({"fine": torch.tensor(1.0), "actor/x": value})
 
 
 @pytest.mark.parametrize("tensor", [torch.tensor([]), torch.tensor(1j)])
 def test_a_tensor_without_a_real_number_is_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(MetricError, match="one real number was expected"):
+    with pytest.raises(MetricError, match="expected one real number"):
         to_host({"actor/x": tensor})
 
 
@@ -103,8 +103,5 @@ def test_no_tensor_and_no_graph_is_kept() -> None:
 
 
 def test_torch_is_not_imported_for_plain_numbers() -> None:
-    code = (
-        "import sys; from hooktrainer.metrics.transfer import to_host; to_host({'x': 1.0})\n"
-        "assert 'torch' not in sys.modules"
-    )
+    code = "import sys; from hooktrainer.metrics import to_host; to_host({'x': 1.0})\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -205,7 +205,7 @@ class TestCounts:
 
     @pytest.mark.parametrize("count", [-1, 1.5, math.inf, math.nan])
     def test_refuses_what_counts_nothing(self, count: float) -> None:
-        with pytest.raises(MetricError, match="whole numbers"):
+        with pytest.raises(MetricError, match="integers of at least 0"):
             Counts({1.0: count})
 
     def test_cannot_be_changed_from_outside(self) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from hooktrainer.errors import ConfigError
 from hooktrainer.events import FitEnd, IterationEnd, StepEnd
-from hooktrainer.metrics import Counts
-from hooktrainer.metrics.record import Row
+from hooktrainer.metrics import Counts, Row
 from hooktrainer.testing import FakeBus, check_plugin
 from hooktrainer_plugins.metric_aggregation import MetricAggregation
 
