@@ -11,7 +11,7 @@ from torch import Tensor
 from hooktrainer.algorithms.masking import selected
 from hooktrainer.algorithms.stats import TokenMax, TokenMin, TokenStat, TokenSum, metric_name
 from hooktrainer.learner.distributed import Communicator
-from hooktrainer.metrics.transfer import to_host
+from hooktrainer.metrics import to_host
 
 Kind: TypeAlias = Literal[
     "policy_loss", "value_loss", "token_mean", "token_sum", "answer_mean", "max", "min", "norm", "term"

@@ -80,8 +80,8 @@ class RuleTable:
     def metric(self, key: str, value: object, samples: float) -> Metric | None:
         """Convert a value of one iteration to a metric; return None for an empty list.
 
-        A list is first reduced to one value by its rule (for a mean, with equal weights), so that the number of
-        micro-batches does not change the weight of an iteration. A mapping of values to counts is a histogram. A
+        A list is first reduced to one value by its rule; for a mean, with equal weights. The number of micro-batches
+        thus does not change the weight of an iteration. A mapping of values to counts is a histogram. A
         `Metric` is returned unchanged: to weight by tokens, pass `Mean.of(values, tokens)`. Raises `MetricError` with
         the key for any other value.
         """
