@@ -22,7 +22,7 @@ def test_it_stops_above_its_limit() -> None:
 
 
 def test_it_needs_a_row_that_somebody_makes() -> None:
-    with pytest.raises(PlanError, match="needs 'metrics.row', which nobody makes"):
+    with pytest.raises(PlanError, match="needs 'metrics.row', which no handler makes"):
         FakeBus(KLStop())
 
 
