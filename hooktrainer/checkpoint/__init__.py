@@ -1,5 +1,5 @@
-"""Checkpoints: what a run keeps, how it is encoded, and where it is stored."""
+"""Checkpoints: the state of a run, its encoding, and its storage on disk."""
 
 from __future__ import annotations
 
-__all__ = ["codec", "directory", "run_state", "store", "writer"]
+__all__ = ["background", "codec", "run_state", "store"]

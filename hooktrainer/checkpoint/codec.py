@@ -1,7 +1,8 @@
-"""Nested state as strict JSON beside named tensors and arrays, and back: no code is stored, so none can be run.
+"""Encode nested state as strict JSON with named tensors and arrays, and decode it. No code is stored or executed.
 
-What JSON has is itself. Everything else is a mapping with one key that begins with `$`: `{"$tensor": name}`,
-`{"$tuple": [...]}`, `{"$dict": [[key, value], ...]}` for keys that are no text. Random generators are kept by state.
+JSON values are stored as they are. Every other type is a mapping with one key that starts with `$`:
+`{"$tensor": name}`, `{"$tuple": [...]}`, `{"$dict": [[key, value], ...]}` for keys that are not strings. Random
+generators are stored by their state.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from hooktrainer.ports import Snapshot
 if TYPE_CHECKING:
     from torch import Tensor
 
-_DEPTH: Final = 100
-"""Levels of nesting; no state of use has more, and deeper ones would end Python's stack."""
-_INT_BITS: Final = 8192
-"""Python reads no longer numbers from text."""
+_MAX_DEPTH: Final = 100
+"""Maximum nesting; deeper states would exceed Python's recursion limit."""
+_MAX_INT_BITS: Final = 8192
+"""Maximum size of an integer; Python does not parse longer ones by default."""
 _CONTAINERS: Final[Mapping[type, str]] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
 
 
 def encode(step: int, parts: Mapping[str, object]) -> Snapshot:
-    """A snapshot of these parts, everything copied. Raises `CheckpointError` naming what cannot be kept."""
+    """Return a snapshot with copies of all parts. Raise `CheckpointError` with the path of a value of another type."""
     encoder = _Encoder()
     trees = {name: encoder.tree(value, name, 0) for name, value in parts.items()}
     return Snapshot(step=step, parts=trees, tensors=encoder.tensors, arrays=encoder.arrays)
 
 
 def decode(snapshot: Snapshot, part: str) -> Any:
-    """The state of a part, everything copied. Raises `CheckpointError` if there is no such part, or it is damaged."""
+    """Return a copy of the state of a part. Raise `CheckpointError` if the part is missing or damaged."""
     if part not in snapshot.parts:
         raise CheckpointError(f"the checkpoint of step {snapshot.step} has no part '{part}'")
     try:
@@ -49,7 +50,7 @@ def decode(snapshot: Snapshot, part: str) -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a torch tensor; who holds one has imported torch."""
+    """Return whether a value is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -58,14 +59,16 @@ class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.arrays: dict[str, np.ndarray] = {}
-        self._tied: dict[tuple[object, ...], tuple[str, Tensor]] = {}  # held, so that no other gets their memory
+        self._tied: dict[tuple[object, ...], tuple[str, Tensor]] = {}  # holds tensors: memory is not reused
 
     def tree(self, value: Any, path: str, depth: int) -> Any:
-        if depth > _DEPTH:
-            raise CheckpointError(f"the state {path} is nested deeper than {_DEPTH} levels")
+        if depth > _MAX_DEPTH:
+            raise CheckpointError(f"the state {path} is nested deeper than {_MAX_DEPTH} levels")
         kind = type(value)
-        if kind is int and value.bit_length() > _INT_BITS:
-            raise CheckpointError(f"the state {path} is a number of {value.bit_length()} bits; {_INT_BITS} can be kept")
+        if kind is int and value.bit_length() > _MAX_INT_BITS:
+            raise CheckpointError(
+                f"the state {path} is a {value.bit_length()}-bit integer; the limit is {_MAX_INT_BITS}"
+            )
         if value is None or kind in (bool, int, str):
             return value
         if kind is float:
@@ -93,8 +96,8 @@ class _Encoder:
             return {"$generator": self.tree(generator, path, depth + 1)}
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise CheckpointError(
-            f"the state {path} is a {kind}, which cannot be kept over a restart. Keep numbers, text, lists, tuples, "
-            "sets, dicts, counters, deques, tensors, arrays and random generators, and make anything else from them."
+            f"the state {path} is a {kind}, which cannot be saved. Use numbers, strings, lists, tuples, sets, dicts, "
+            "counters, deques, tensors, arrays and random generators, and construct other objects from them."
         )
 
     def _items(self, values: Any, path: str, depth: int) -> list[Any]:
@@ -114,28 +117,30 @@ class _Encoder:
     def _tensor(self, tensor: Tensor, path: str) -> str:
         torch = sys.modules["torch"]
         if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise CheckpointError(f"the state {path} is a {tensor.layout} tensor; only plain ones can be kept")
+            raise CheckpointError(
+                f"the state {path} is a {tensor.layout} tensor; only dense, unquantized ones can be saved"
+            )
         if tensor.dtype in (torch.complex32, torch.complex128):
-            raise CheckpointError(f"the state {path} is a {tensor.dtype} tensor; of these, complex64 can be kept")
+            raise CheckpointError(f"the state {path} is a {tensor.dtype} tensor, which cannot be saved; use complex64")
         tensor = tensor.detach()
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if tensor.numel() and place in self._tied:
             return self._tied[place][0]
-        name = _free(path, self.tensors)
+        name = _unused_name(path, self.tensors)
         self.tensors[name] = tensor.to("cpu", copy=True).contiguous()
         self._tied[place] = name, tensor
         return name
 
     def _array(self, array: np.ndarray, path: str) -> str:
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise CheckpointError(f"the state {path} is an array of {array.dtype}; only plain numbers can be kept")
-        name = _free(path, self.arrays)
+            raise CheckpointError(f"the state {path} is an array of {array.dtype}; only numbers can be saved")
+        name = _unused_name(path, self.arrays)
         self.arrays[name] = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
         return name
 
 
-def _free(path: str, taken: Mapping[str, object]) -> str:
-    plain = path.encode("utf-8", "backslashreplace").decode()  # a key may be half of a character
+def _unused_name(path: str, taken: Mapping[str, object]) -> str:
+    plain = path.encode("utf-8", "backslashreplace").decode()  # a key may contain a lone surrogate
     name, number = plain, 1
     while name in taken:
         number += 1
@@ -144,7 +149,7 @@ def _free(path: str, taken: Mapping[str, object]) -> str:
 
 
 def _generator_state(value: Any) -> dict[str, Any] | None:
-    """The state of a random generator; None if it is none."""
+    """Return the state of a random generator; None for any other value."""
     if type(value) is random.Random:
         return {"kind": "python", "state": value.getstate()}
     if type(value) is np.random.Generator:
@@ -160,7 +165,7 @@ def _generator_state(value: Any) -> dict[str, Any] | None:
 class _Decoder:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._tensors: dict[str, Tensor] = {}  # tied ones are one again
+        self._tensors: dict[str, Tensor] = {}  # tied tensors are shared again
         self._readers: dict[str, Callable[[Any], Any]] = {
             "$float": float,
             "$bytes": lambda data: base64.b64decode(data, validate=True),
@@ -169,7 +174,7 @@ class _Decoder:
             "$frozenset": lambda items: frozenset(map(self.value, items)),
             "$dict": self._pairs,
             "$counter": lambda pairs: Counter(self._pairs(pairs)),
-            "$deque": lambda found: deque(map(self.value, found[1]), found[0]),
+            "$deque": lambda pair: deque(map(self.value, pair[1]), pair[0]),
             "$tensor": self._tensor,
             "$array": lambda name: self._snapshot.arrays[name].copy(),
             "$scalar": lambda name: self._snapshot.arrays[name].reshape(())[()],
@@ -194,23 +199,23 @@ class _Decoder:
         return self._tensors[name]
 
 
-def _generator(kept: Mapping[str, Any]) -> Any:
-    match kept["kind"]:
+def _generator(saved: Mapping[str, Any]) -> Any:
+    match saved["kind"]:
         case "python":
             generator: Any = random.Random()  # noqa: S311 (not for secrets)
-            generator.setstate(kept["state"])
+            generator.setstate(saved["state"])
         case "numpy":
-            kind = getattr(np.random, kept["state"]["bit_generator"])
+            kind = getattr(np.random, saved["state"]["bit_generator"])
             if not issubclass(kind, np.random.BitGenerator):
-                raise TypeError(f"{kind} is no bit generator")
+                raise TypeError(f"{kind} is not a bit generator")
             generator = np.random.Generator(kind())
-            generator.bit_generator.state = kept["state"]
+            generator.bit_generator.state = saved["state"]
         case "numpy_legacy":
             generator = np.random.RandomState()
-            generator.set_state(kept["state"])
+            generator.set_state(saved["state"])
         case "torch":
-            generator = import_module("torch").Generator(kept["device"])
-            generator.set_state(kept["state"])
+            generator = import_module("torch").Generator(saved["device"])
+            generator.set_state(saved["state"])
         case kind:
-            raise ValueError(f"there is no generator '{kind}'")
+            raise ValueError(f"unknown generator '{kind}'")
     return generator

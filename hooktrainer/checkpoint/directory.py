@@ -1,6 +1,6 @@
-"""One checkpoint: a directory of plain data whose manifest, written last, has the checksum of every file.
+"""One checkpoint: a directory of data files, and a manifest with their checksums that is written last.
 
-`state.json` has every part, stamped with its step, and mentions the tensors and arrays beside it by name.
+`state.json` holds every part with its step, and refers to tensors and arrays in the safetensors files by name.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ ARRAYS: Final = "arrays.safetensors"
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The content of `manifest.json`."""
 
     step: int
     scores: Mapping[str, float]
-    """The metric by which the best one is kept, if the step had it."""
+    """The values that checkpoints are ranked by; empty if the step had none."""
     files: Mapping[str, Mapping[str, Any]]
-    """Bytes and checksum by name."""
+    """Size in bytes and SHA-256 by file name."""
 
 
 def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> None:
-    """Fill an empty directory. Raises `OSError` or `CheckpointError` if it cannot be."""
+    """Write a snapshot to an empty directory. Raise `OSError` or `CheckpointError` if that fails."""
     parts = {name: {"step": snapshot.step, "state": tree} for name, tree in snapshot.parts.items()}
     files.write(directory / STATE, _to_json({"format": FORMAT, "step": snapshot.step, "parts": parts}))
     _write_tensors(snapshot, directory)
-    found = {}
+    written = {}
     for path in sorted(directory.iterdir()):
-        path.chmod(directory.stat().st_mode & 0o666)  # safetensors makes files that nobody else may read
+        path.chmod(directory.stat().st_mode & 0o666)  # safetensors creates files with mode 600
         files.sync(path)
-        found[path.name] = {"bytes": path.stat().st_size, "sha256": _checksum(path)}
-    body = {"format": FORMAT, "step": snapshot.step, "scores": dict(scores), "files": found}
+        written[path.name] = {"bytes": path.stat().st_size, "sha256": _checksum(path)}
+    body = {"format": FORMAT, "step": snapshot.step, "scores": dict(scores), "files": written}
     files.write(directory / MANIFEST, _to_json({"body": body, "sha256": _checksum_of(body)}))
     files.sync(directory)
 
@@ -63,12 +63,12 @@ def _write_tensors(snapshot: Snapshot, directory: Path) -> None:
             from safetensors.numpy import save_file as save_arrays
 
             save_arrays(dict(snapshot.arrays), directory / ARRAYS, stamp)
-    except SafetensorError as error:  # it wraps what the system said
+    except SafetensorError as error:  # it wraps the error of the system
         raise OSError(str(error)) from error
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """What a checkpoint says of itself, not compared with its files. Raises `CheckpointError` if it says nothing."""
+    """Read the manifest without checking the files. Raise `CheckpointError` if it is missing or damaged."""
     try:
         found = _from_json((directory / MANIFEST).read_bytes())
         body = found["body"]
@@ -77,20 +77,20 @@ def read_manifest(directory: Path) -> Manifest:
         if body["format"] != FORMAT:
             raise ValueError(f"it has format {body['format']}; this version of hooktrainer reads {FORMAT}")
         if not body["files"].keys() <= {STATE, TENSORS, ARRAYS}:
-            raise ValueError("it names files that no checkpoint has")
+            raise ValueError("it lists files that are not part of a checkpoint")
         scores = {str(metric): float(score) for metric, score in body["scores"].items()}
         return Manifest(step=int(body["step"]), scores=scores, files=body["files"])
     except FileNotFoundError:
-        raise CheckpointError(f"it has no {MANIFEST}, so it was not written to the end") from None
+        raise CheckpointError(f"it has no {MANIFEST}, so it was not written completely") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"its {MANIFEST} cannot be read: {error}") from error
 
 
 def read(directory: Path) -> Snapshot:
-    """A whole checkpoint, every file compared with its checksum. Raises `CheckpointError` if one does not agree."""
+    """Read a checkpoint and verify the checksum of every file. Raise `CheckpointError` if one differs."""
     manifest = read_manifest(directory)
-    for name, said in manifest.files.items():
-        _check(directory / name, said)
+    for name, expected in manifest.files.items():
+        _check(directory / name, expected)
     try:
         state = _from_json((directory / STATE).read_bytes())
         parts = {name: part["state"] for name, part in state["parts"].items()}
@@ -103,13 +103,13 @@ def read(directory: Path) -> Snapshot:
     return Snapshot(step=manifest.step, parts=parts, tensors=tensors, arrays=arrays)
 
 
-def _check(path: Path, said: Mapping[str, Any]) -> None:
+def _check(path: Path, expected: Mapping[str, Any]) -> None:
     try:
         size = path.stat().st_size
-        if size != said["bytes"]:
-            raise CheckpointError(f"{path.name} has {size} bytes instead of {said['bytes']}")
-        if _checksum(path) != said["sha256"]:
-            raise CheckpointError(f"the checksum of {path.name} is wrong: it was changed after it was written")
+        if size != expected["bytes"]:
+            raise CheckpointError(f"{path.name} has {size} bytes instead of {expected['bytes']}")
+        if _checksum(path) != expected["sha256"]:
+            raise CheckpointError(f"the checksum of {path.name} is wrong: the file was changed after it was written")
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing") from None
     except (OSError, LookupError, TypeError) as error:
@@ -154,8 +154,8 @@ def _to_json(value: object, *, sort_keys: bool = False) -> bytes:
 
 
 def _from_json(data: bytes) -> Any:
-    return json.loads(data, parse_constant=_refuse)
+    return json.loads(data, parse_constant=_reject_constant)
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+def _reject_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not valid JSON")

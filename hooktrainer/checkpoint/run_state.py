@@ -28,7 +28,7 @@ _LOAD_ERRORS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexErr
 
 @attrs.frozen(kw_only=True)
 class RunPlace:
-    """Where a run is stored, and what it resumes from."""
+    """The directory of a run, and the checkpoint to resume from."""
 
     directory: Path | None = None
     """The run directory; without one no checkpoint can be saved."""

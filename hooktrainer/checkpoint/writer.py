@@ -34,7 +34,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._warned = False
         self.abandoned = False
-        """Whether the writer was given up; nothing is published any more."""
+        """Whether `close` stopped waiting; nothing is published after that."""
 
     def submit(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
         """Queue a snapshot; block while another one is queued. Raise the error of an earlier write."""

@@ -1,4 +1,4 @@
-"""Sinks: where the rows of a run are written."""
+"""Sinks: the destinations that the rows of a run are written to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for whoever watches: one line a step, or on a terminal a display that is drawn anew with every step."""
+"""The console sink: one line per step, or a live display on a terminal."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FIELDS: Final[Mapping[str, str]] = {
     STEP_TIME: "{:>7.3g} s",
     "val/score/mean": "val {:.3g}",
 }
-"""The fields of a line; the one that not every step has stands last, so that the others stay in their columns."""
+"""Fields of a line. The field that some steps lack is last, so that the columns of the others stay aligned."""
 
 
 def plain_line(step: int, row: Row, total_steps: int | None = None) -> str:
-    """The main metrics of a step in one line; what the row does not have is left out."""
+    """Return the main metrics of a step in one line, without those that the row lacks."""
     of_total = f"/{total_steps}" if total_steps else ""
     fields = [f"step {step:>{len(str(total_steps or 0))}}{of_total}"]
     for key, field in _FIELDS.items():
@@ -40,7 +40,7 @@ def plain_line(step: int, row: Row, total_steps: int | None = None) -> str:
 
 
 class _Console(Console):
-    """Leaves it to the sink what becomes of a run whose lines nobody reads; rich would end the process."""
+    """A console that raises `BrokenPipeError` for a closed pipe, where rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
@@ -48,10 +48,10 @@ class _Console(Console):
 
 @attrs.define
 class ConsoleSink:
-    """Shows the rows on standard output, until nobody reads them any more."""
+    """Prints rows to standard output; silent after the reader of a pipe is gone."""
 
     directory: Path = attrs.field(converter=Path)
-    """The run directory; its name is the title of the display."""
+    """Run directory. Its name is the title of the display."""
     total_steps: int | None = None
     console: Console = attrs.field(factory=_Console, kw_only=True, repr=False)
     _dashboard: Dashboard = attrs.field(init=False, repr=False)
@@ -63,30 +63,30 @@ class ConsoleSink:
         return Dashboard(self.directory.name, self.total_steps)
 
     def open(self) -> None:
-        """Begin the display, if there is a terminal to show it on."""
+        """Start the display if standard output is a terminal."""
         self.close()
         self._dashboard, self._last_step = self._empty(), None
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            # Drawn by write() alone: a thread that refreshes would show nothing new.
+            # write() refreshes; a refresh thread would show nothing new.
             self._live = Live(self._dashboard, console=self.console, auto_refresh=False)
             self._live.start(refresh=True)
 
     def write(self, step: int, row: Row) -> None:
-        """Show a row; one that is handed over again, since an interruption hid that it was shown, is left out."""
+        """Print a row. A repeated call with the same step, as after an interrupt, is ignored."""
         if step == self._last_step:
             return
-        self._last_step = step  # before it is shown: what is interrupted in the middle must not come twice
+        self._last_step = step  # set before printing: an interrupted row must not be printed twice
         try:
             self._show(step, row)
         except OSError as error:
             give_up_stdout(error)
 
-    def rewind(self, step: int) -> Sequence[int]:  # noqa: ARG002 (nothing of another process is on this display)
-        """Nothing that was shown can mislead: it is a new display."""
+    def rewind(self, step: int) -> Sequence[int]:  # noqa: ARG002 (a new display shows no rows of an earlier process)
+        """Return no steps: a new display shows no earlier rows."""
         return ()
 
     def close(self) -> None:
-        """End the display; its last state stays on the terminal."""
+        """Stop the display; its last state remains on the terminal."""
         live, self._live = self._live, None
         if live is not None:
             self._dashboard.ended = True

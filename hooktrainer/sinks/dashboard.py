@@ -1,4 +1,4 @@
-"""What a terminal shows of a run: how far it is, and the curves that tell whether it learns."""
+"""The live display of a run: its progress and the curves of its main metrics."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ CURVES: Final[Mapping[str, str]] = {
     STEP_TIME: "step seconds",
     "perf/throughput": "tokens/s",
 }
-"""The curves, from top to bottom; a small terminal shows the first of them."""
+"""Curves from top to bottom. A small terminal shows the first ones."""
 _HEADINGS: Final = ("", "curve", "now", "min to max")
 _LABELS, _NUMBERS, _GAP = max(map(len, CURVES.values())), 9, 2
 _SHORTEST_CURVE, _LONGEST_CURVE = 8, 60
 _SMALLEST_SPAN: Final = 0.5
-"""Of the largest magnitude; a curve that moves by less does not fill the height, so that 1 to 1.25 looks calm."""
+"""Smallest range that fills the height, relative to the largest magnitude. A range of 1 to 1.25 does not."""
 _RECENT: Final = 20
-"""Steps that the estimate of the time left looks at."""
+"""Number of last steps for the estimate of the remaining time."""
 
 
 def sparkline(values: Sequence[float], width: int, levels: str = "▁▂▃▄▅▆▇█") -> str:
-    """A curve in one line of text, at most `width` wide; each column is the mean of its part of the values.
+    """Return a curve as one line of text, at most `width` wide; each column is the mean of its part of the values.
 
-    The lowest is at the bottom; the highest at the top, unless the curve hardly moves for its size.
+    The lowest value is at the bottom. The highest is at the top unless the range is small relative to the values.
     """
     finite = [value for value in values if math.isfinite(value)]
     columns = min(width, len(finite))
@@ -55,7 +55,7 @@ def sparkline(values: Sequence[float], width: int, levels: str = "▁▂▃▄�
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a clock shows them: 0:07, 3:05, 1:02:03."""
+    """Format seconds as 0:07, 3:05 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -67,17 +67,17 @@ def _text(value: float) -> str:
 
 @attrs.define
 class Dashboard:
-    """The rows so far, as something that rich can draw."""
+    """The rows so far, as a rich renderable."""
 
     title: str
     total_steps: int | None = None
     ended: bool = False
-    """Whether this is the last drawing; before that an empty line ends it, where the terminal may echo a `^C`."""
+    """Whether this is the last drawing. Earlier ones end with an empty line, where a terminal may echo `^C`."""
     _step: int = attrs.field(default=0, init=False)
     _curves: dict[str, list[float]] = attrs.field(factory=lambda: {key: [] for key in CURVES}, init=False, repr=False)
 
     def add(self, step: int, row: Row) -> None:
-        """Take in the row of a step."""
+        """Add the row of a step."""
         self._step = step
         for key, curve in self._curves.items():
             value = row.get(key)
@@ -110,7 +110,7 @@ class Dashboard:
         return grid
 
     def _table(self, shown: Sequence[str], options: ConsoleOptions) -> Table:
-        """A line for each curve; too little room for all columns costs the range first, and then the curve."""
+        """Return a line for each curve. A narrow terminal omits the range first, then the curve."""
         spreads = {key: f"{_text(min(self._curves[key]))} to {_text(max(self._curves[key]))}" for key in shown}
         range_width = max(map(len, (*spreads.values(), _HEADINGS[3])))
         room = options.max_width - _LABELS - _NUMBERS - 2 * _GAP

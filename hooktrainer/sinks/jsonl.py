@@ -1,4 +1,4 @@
-"""Rows as a file of JSON lines that any strict reader takes."""
+"""The JSON Lines sink: one strict JSON object per step."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from hooktrainer.metrics import Row, number
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _TAIL: Final = 2**16
-"""Bytes at the end of the file in which the last row is looked for at first."""
+"""Bytes read from the end of the file to find the last row; more are read if a row is longer."""
 
 
 @attrs.define
 class JsonlSink:
-    """Appends one flat JSON object a step to `metrics.jsonl`, with an integer `step`.
+    """Appends one flat JSON object per step to `metrics.jsonl`, with an integer `step`.
 
-    NaN and infinities, which JSON does not have, become null. A histogram becomes one key a value, `key/<value>`.
+    NaN and infinities become null, since JSON has neither. A histogram becomes one key per value, `key/<value>`.
     """
 
     directory: Path = attrs.field(converter=Path)
     total_steps: int | None = None
-    """Not used; all sinks are made the same way."""
+    """Not used; all sinks have the same constructor arguments."""
     _open: bool = attrs.field(default=False, init=False, repr=False)
-    _was_there: bool = attrs.field(default=False, init=False, repr=False)
-    _begun: int | None = attrs.field(default=None, init=False)
-    """The step that was handed over last; whether its row is in the file, only the file knows."""
+    _existed: bool = attrs.field(default=False, init=False, repr=False)
+    _last_given: int | None = attrs.field(default=None, init=False)
+    """The step of the last call of `write`, which may have been interrupted."""
     _written: int = attrs.field(default=-1, init=False)
-    """The step whose row is in the file for certain, unless somebody else writes to it."""
+    """The step of the last row that was written completely."""
     _warned: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     @property
     def path(self) -> Path:
-        """Where the rows are."""
+        """Return the path of the file."""
         return self.directory / "metrics.jsonl"
 
     def open(self) -> None:
-        """Create the directory and the file; rows of an earlier run in it are kept and must be older.
+        """Create the directory and the file. Existing rows are kept; new rows must have later steps.
 
-        Raises `RecordError` if rows cannot be written there.
+        Raise `RecordError` if rows cannot be written.
         """
-        self._was_there = self.path.exists()
+        self._existed = self.path.exists()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab"):
                 pass
             files.sync(self.directory)
         except OSError as error:
-            raise RecordError(f"rows cannot be written to {self.path}: {error}. Move away what is there") from None
-        self._open, self._begun = True, None
+            raise RecordError(f"rows cannot be written to {self.path}: {error}. Move or remove that path") from None
+        self._open, self._last_given = True, None
 
     def write(self, step: int, row: Row) -> None:
-        """Append a row; it is on the disk when this returns. Raises `RecordError` unless steps ascend.
+        """Append a row and sync it to disk. Raise `RecordError` unless steps ascend.
 
-        A step that is handed over once more, as after an interrupt in the middle of this, is written once.
+        A repeated call with the same step, as after an interrupt, writes the row once.
         """
         if not self._open:
             raise RecordError(f"step {step} was written to {self.path}, but the sink is not open")
@@ -72,38 +72,39 @@ class JsonlSink:
             self._write(step, row)
         except OSError as error:
             raise RecordError(
-                f"the row of step {step} cannot be written to {self.path}: {error}. Make room, or bring the directory "
-                "back, and go on from the last checkpoint with run.resume=auto"
+                f"the row of step {step} cannot be written to {self.path}: {error}. Free some space, or restore the "
+                "directory, and resume from the last checkpoint with run.resume=auto"
             ) from None
 
     def _write(self, step: int, row: Row) -> None:
-        last = self._last_step()  # not kept: whoever resumes a run may cut the file, and an interrupt may come anywhere
-        if step == last == self._begun:
+        last = self._last_step()  # read from the file, which another process may have changed
+        if step == last == self._last_given:
             return
         if step <= last:
             raise RecordError(f"step {step} follows step {last} in {self.path}; steps must ascend")
         if self._written > last:
-            _LOG.warning("%s: somebody took away rows, up to that of step %d", self.path, self._written)
+            _LOG.warning("%s: rows up to step %d were removed by another process", self.path, self._written)
         line = json.dumps({"step": step} | self._finite(row) | {"step": step}, allow_nan=False)
         whole = self.path.stat().st_size if self.path.exists() else 0
-        self._begun = step
+        self._last_given = step
         try:
-            with self.path.open("ab") as file:  # no handle is kept, so there is none to lose
+            with self.path.open("ab") as file:  # opened for each row, so that no handle can go stale
                 file.write(f"{line}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            with suppress(OSError):  # the first error says more
-                os.truncate(self.path, whole)  # a full disk takes half a line, and so may an interrupt
+            with suppress(OSError):  # the first error is raised
+                os.truncate(self.path, whole)  # a full disk or an interrupt may leave part of a line
             raise
         self._written = step
 
     def rewind(self, step: int) -> Sequence[int]:
-        """Cut off all rows after `step`; returns their steps. Says which rows up to it are missing.
+        """Delete all rows after `step`, return their steps, and log which rows up to `step` are missing.
 
-        Raises `RecordError` with the line if one up to `step` cannot be read; one after it is cut off, too.
+        Raise `RecordError` with the line number if a row up to `step` cannot be read. Unreadable rows after it are
+        deleted.
         """
-        kept, taken, unreadable, size = list[int](), list[int](), list[int](), 0
+        kept, deleted, unreadable, size = list[int](), list[int](), list[int](), 0
         for place, line in enumerate(io.BytesIO(self._read()), start=1):
             if not line.endswith(b"\n"):
                 break  # a row that a kill tore was never confirmed
@@ -115,33 +116,33 @@ class JsonlSink:
                 unreadable.append(place)
                 continue
             if found > step:
-                taken.append(found)
-            elif taken or unreadable:
-                raise self._damage(place, ValueError(f"step {found} stands behind what came later"))
+                deleted.append(found)
+            elif deleted or unreadable:
+                raise self._damage(place, ValueError(f"step {found} follows rows of later steps"))
             else:
                 kept.append(found)
                 size += len(line)
         os.truncate(self.path, size)
         self._written = -1
-        self._say(step, kept, unreadable)
-        return taken
+        self._log_repairs(step, kept, unreadable)
+        return deleted
 
     def close(self) -> None:
-        """Take no more rows."""
+        """Accept no more rows."""
         self._open = False
 
-    def _say(self, step: int, kept: Sequence[int], unreadable: Sequence[int]) -> None:
+    def _log_repairs(self, step: int, kept: Sequence[int], unreadable: Sequence[int]) -> None:
         if unreadable:
             numbers = ", ".join(map(str, unreadable))
-            _LOG.warning("%s: what cannot be read after step %d is cut off: line %s", self.path, step, numbers)
-        first = kept[0] if kept else 1  # a run may have begun in another directory
-        expected = range(first, step + 1) if kept or self._was_there else ()
+            _LOG.warning("%s: unreadable rows after step %d were deleted: line %s", self.path, step, numbers)
+        first = kept[0] if kept else 1  # the run may have started in another directory
+        expected = range(first, step + 1) if kept or self._existed else ()
         if missing := sorted(set(expected) - set(kept)):
             rows = f"rows {_ranges(missing)} are" if len(missing) > 1 else f"row {missing[0]} is"
-            _LOG.warning("%s: %s missing, and the run goes on after step %d without them", self.path, rows, step)
+            _LOG.warning("%s: %s missing; the run resumes from step %d without them", self.path, rows, step)
 
     def _last_step(self) -> int:
-        """The step of the last row, -1 if there is none; a line that a crash tore was never confirmed and is cut."""
+        """Return the step of the last row, -1 if there is none. Delete an incomplete last line, left by a crash."""
         if not self.path.exists():
             return -1
         with self.path.open("rb+") as file:
@@ -167,16 +168,16 @@ class JsonlSink:
 
     def _damage(self, line: int, error: Exception) -> RecordError:
         return RecordError(
-            f"{self.path}, line {line}, is no row: {error}. Mend or remove that line, or move the file away"
+            f"{self.path}, line {line}, is not a row: {error}. Repair or remove that line, or move the file"
         )
 
     def _finite(self, row: Row) -> dict[str, float | None]:
         flat = dict(_flatten(row))
-        lost = [key for key, value in flat.items() if not math.isfinite(value)]
-        if new := sorted(set(lost) - self._warned):
+        nonfinite = [key for key, value in flat.items() if not math.isfinite(value)]
+        if new := sorted(set(nonfinite) - self._warned):
             self._warned.update(new)
-            _LOG.warning("%s: NaN or infinite, written as null from now on: %s", self.path.name, ", ".join(new))
-        return flat | dict.fromkeys(lost)
+            _LOG.warning("%s: NaN and infinite values are written as null: %s", self.path.name, ", ".join(new))
+        return flat | dict.fromkeys(nonfinite)
 
 
 def _flatten(row: Mapping[str, object]) -> Iterator[tuple[str, float]]:
@@ -188,12 +189,12 @@ def _flatten(row: Mapping[str, object]) -> Iterator[tuple[str, float]]:
 
 
 def _short(value: float) -> str:
-    """The shortest text that reads back as the same number."""
+    """Return the shortest text that parses as the same number."""
     return repr(value).removesuffix(".0")
 
 
 def _step_of(line: bytes) -> int:
-    """The step of a row. Raises `ValueError` if it is none."""
+    """Return the step of a row. Raise `ValueError` if the line is not a row."""
     try:
         step = json.loads(line)["step"]
     except (LookupError, TypeError, RecursionError) as error:
@@ -204,7 +205,7 @@ def _step_of(line: bytes) -> int:
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Ascending steps, runs of them in short: 1, 3-8."""
+    """Format ascending steps with ranges: 1, 3-8."""
     known = set(steps)
     starts = [step for step in steps if step - 1 not in known]
     ends = [step for step in steps if step + 1 not in known]

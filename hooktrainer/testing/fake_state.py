@@ -55,11 +55,11 @@ class FakeRunState:
         self.began_anew.append(step)
 
     def random(self) -> Mapping[str, object]:
-        """A copy of the generators."""
+        """Return a copy of the generators."""
         return dict(self.generators)
 
     def set_random(self, state: Mapping[str, Any]) -> None:
-        """Put them back."""
+        """Restore the generators."""
         self.generators = dict(state)
 
 

@@ -1,1 +1,1 @@
-"""The plugins that come with hooktrainer, one a file; they register like anyone's, by entry point."""
+"""Built-in plugins, one per file, registered by entry point like plugins of other packages."""

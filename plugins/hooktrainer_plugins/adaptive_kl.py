@@ -1,4 +1,4 @@
-"""Keep the divergence from the reference model near a target, by its coefficient."""
+"""Adapt the KL coefficient to keep the divergence from the reference model near a target."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
     from hooktrainer import Config
 
 MEASURED: Final = ("actor/kl", "actor/reward_kl_penalty")
-"""Where a learner reports the mean of the divergence over tokens, if it is in the loss or in the reward."""
+"""Keys of the mean divergence over tokens, as a term of the loss or of the reward."""
 MAX_ERROR: Final = 0.2
-"""Relative errors count no more than this, either way."""
+"""Relative errors are clipped to this range, in both directions."""
 
 
 @attrs.define(kw_only=True)
 class AdaptiveKL(Plugin):
-    """Raise the coefficient of the divergence while it is above the target, and lower it below: proportional control.
+    """Increase the KL coefficient above the target divergence and decrease it below, by proportional control.
 
     After each update, coefficient x (1 + error x min(samples / horizon, 1)), where error is divergence / target - 1
     within ±0.2. Source: Ziegler et al. (1909.08593) §2.2.
     """
 
     target: float = attrs.field(default=0.1, converter=float, validator=attrs.validators.gt(0.0))
-    """Divergence to be kept, in nats a token whatever `algorithm.loss_agg_mode` is, in the estimator of the algorithm.
-    """
+    """Target divergence in nats per token, for any `algorithm.loss_agg_mode`, measured with the KL estimator of the
+    algorithm."""
 
     horizon: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
-    """Trajectories over which an error of 1 would double the coefficient."""
+    """Number of trajectories over which a relative error of 1 would double the coefficient."""
 
     control: KLControl = port()
 
     def check(self, config: Config) -> Iterable[str]:
-        """Refuse to steer what is off."""
+        """Reject a configuration without a KL term."""
         if not config.algorithm.kl_coeff:
-            yield "algorithm.kl_coeff is 0: there is no reference model, and nothing to steer. Set it to a first value."
+            yield "algorithm.kl_coeff is 0, so there is no reference model and no KL term. Set an initial coefficient."
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"])
-    def steer(self, event: IterationEnd) -> None:
-        """Move the coefficient by the divergence of this update."""
+    def adapt(self, event: IterationEnd) -> None:
+        """Adapt the coefficient to the divergence of this update."""
         for key in MEASURED:
             value = plain(event.metrics.get(key))
-            if isinstance(value, (int, float)) and value == value:  # noqa: PLR0124 (an update without tokens says NaN)
+            if isinstance(value, (int, float)) and value == value:  # noqa: PLR0124 (NaN for an update without tokens)
                 error = min(max(value / self.target - 1.0, -MAX_ERROR), MAX_ERROR)
                 self.control.kl_coeff *= 1.0 + error * min(event.samples / self.horizon, 1.0)

@@ -1,4 +1,4 @@
-"""End a run while there is still room on the disk to save it."""
+"""End a run while there is still disk space to save it."""
 
 from __future__ import annotations
 
@@ -21,64 +21,64 @@ GB: Final = 10**9
 
 @attrs.define(kw_only=True)
 class DiskSpace(Plugin):
-    """Look at the free space before every save: room for two checkpoints, and what is to be kept free beside them.
+    """Check the free disk space before every save, and end the run before a checkpoint would not fit.
 
-    One is that of this step; the other that of the step which ends the run, once there is no room for two. A run that
-    starts without room for one, and what is to be kept free, fails at once.
+    Two checkpoints and `keep_free_gb` must fit: the checkpoint of this step, and the one of the step that ends the run.
+    A run that starts without space for one checkpoint and `keep_free_gb` fails at once.
     """
 
     keep_free_gb: float = attrs.field(default=1.0, validator=ge(0))
-    """Gigabytes (10^9 bytes) that stay free, also after the checkpoint that ends the run."""
+    """Gigabytes (10^9 bytes) that remain free after the last checkpoint of the run."""
 
     action: Literal["stop", "raise"] = attrs.field(default="stop", validator=in_(("stop", "raise")))
-    """`stop` ends the run after this step, `raise` fails it; `checkpoint` tries to save this step in both."""
+    """`stop` ends the run after this step, `raise` fails it. In both cases `checkpoint` still saves this step."""
 
     path: str | None = None
-    """Where to look; by default the run directory."""
+    """A path on the disk to check; the run directory by default."""
 
     run: RunState = port()
 
     @on(FitStart, priority=Priority.CLEANUP)
     def begin(self, _event: FitStart) -> None:
-        """Raises `RunError` if there is too little space to begin, or nowhere to look."""
+        """Raise `RunError` if there is too little space to start, or if the path does not exist."""
         if lacking := self._lacking(checkpoints=1):
             raise RunError(lacking)
 
     @on(StepEnd, priority=Priority.COLLECT, adds=["metrics.row"])
     def measure(self, event: StepEnd) -> None:
-        """Put the free space into the row."""
+        """Add the free space to the row."""
         event.record.add({"perf/disk_free_gb": Last(self._free() / GB)})
 
     @on(StepEnd, priority=Priority.SAVE)
     def guard(self, event: StepEnd) -> None:
-        """Stop, or raise `RunError`, once the save of a next step would not leave enough; this step is still saved."""
+        """Stop, or raise `RunError`, if the save of the next step would not leave enough space."""
         if lacking := self._lacking(checkpoints=1 if event.last else 2):
             if self.action == "raise":
                 raise RunError(lacking)
             event.control.stop(lacking)
 
     def _lacking(self, *, checkpoints: int) -> str:
-        """What is missing, in numbers; empty if nothing is."""
+        """Return the free and the required space as a sentence; an empty string if there is enough."""
         free, saved = self._free(), checkpoints * self._checkpoint()
         needed = int(self.keep_free_gb * GB) + saved
         if free >= needed:
             return ""
-        room = "a checkpoint" if checkpoints == 1 else "two checkpoints"
+        count = "a checkpoint" if checkpoints == 1 else "two checkpoints"
         return (
             f"{self._directory()} has {free / GB:.3f} GB free, and {needed / GB:.3f} GB are needed: keep_free_gb = "
-            f"{self.keep_free_gb:g} and {saved / GB:.3f} GB for {room}. Make room, or lower keep_free_gb"
+            f"{self.keep_free_gb:g} and {saved / GB:.3f} GB for {count}. Free some space, or lower keep_free_gb"
         )
 
     def _free(self) -> int:
         try:
             return shutil.disk_usage(self._directory()).free
         except OSError as error:
-            what = "the run directory" if self.path is None else f"disk_space.path = {str(self.path)!r}"
-            way_out = "Give disk_space a `path` that is there, or take it out of the plugins"
-            raise RunError(f"{what}: the free space there cannot be known: {error}. {way_out}") from None
+            place = "the run directory" if self.path is None else f"disk_space.path = {str(self.path)!r}"
+            way_out = "Give disk_space a `path` that exists, or remove it from the plugins"
+            raise RunError(f"{place}: the free space cannot be determined: {error}. {way_out}") from None
 
     def _checkpoint(self) -> int:
-        """Bytes of what is saved next, as far as they are known: those of the last state that was captured."""
+        """Return the expected size of the next checkpoint in bytes: the size of the last captured state, or 0."""
         latest = self.run.latest
         if latest is None:
             return 0

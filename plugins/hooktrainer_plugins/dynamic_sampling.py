@@ -1,4 +1,4 @@
-"""Train only on groups whose answers differ in their scores, and replace the others: dynamic sampling of DAPO."""
+"""Train only on groups whose answers have different scores, and replace the others: dynamic sampling of DAPO."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PREFIX: Final = "training/dynamic_sampling"
 
 @attrs.define(kw_only=True)
 class DynamicSampling(Plugin):
-    """Drop groups in which every answer has one score, since a group-relative advantage is 0 there, and refill."""
+    """Drop and replace groups whose answers all have the same score, since their group-relative advantages are 0."""
 
     max_dropped: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Groups that may be dropped between two updates; once so many were, what comes is trained as it is. It bounds the
-    work on a task that is solved, or still too hard."""
+    """Groups that may be dropped between two updates. After that, groups without signal are trained on too. The limit
+    bounds the work on a task that is solved, or still too hard."""
 
     buffer: ReplayBuffer = port()
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False, eq=False)
@@ -40,19 +40,19 @@ class DynamicSampling(Plugin):
     _warned: bool = attrs.field(default=False, init=False, repr=False)
 
     def check(self, config: Config) -> Iterable[str]:
-        """Refuse groups of one, which never differ."""
+        """Reject `rollout.n: 1`: the scores of a single answer never differ."""
         if config.rollout.options.get("n") == 1:
-            yield "rollout.n is 1: a single answer differs from no other, so that every group is dropped. Sample more."
+            yield "rollout.n is 1: a group of one answer has one score, so every group is dropped. Increase rollout.n."
 
     def state_dict(self) -> dict[str, object]:
-        """What was counted since the last update; scores and how often there were as pairs of numbers."""
+        """Return the counts since the last update; score counts are lists of [score, count] pairs."""
         with self._lock:
             counted = {"dropped": self._dropped, "scores": self._scores}
             pairs = {key: [[score, count] for score, count in found.items()] for key, found in counted.items()}
             return {"kept": self._kept, "passed": self._passed, **pairs}
 
     def load_state_dict(self, kept: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state returned by `state_dict()`."""
         with self._lock:
             super().load_state_dict(
                 {key: Counter(dict(value)) if isinstance(value, list) else value for key, value in kept.items()}
@@ -60,12 +60,12 @@ class DynamicSampling(Plugin):
 
     @on(FitStart, priority=Priority.PREPARE)
     def hand_over(self, _event: FitStart) -> None:
-        """Give the buffer its filter."""
+        """Set the filter of the buffer."""
         self.buffer.set_filter(self.judge)
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def collect(self, event: IterationEnd) -> None:
-        """Report what was finished since the last update: kept and dropped, and the scores before any was dropped."""
+        """Report the groups finished since the last update: kept and dropped, and the scores before dropping."""
         with self._lock:
             kept, passed, dropped, scores = self._kept, self._passed, self._dropped, self._scores
             self._kept, self._passed, self._dropped, self._scores = 0, 0, Counter(), Counter()
@@ -82,9 +82,9 @@ class DynamicSampling(Plugin):
         )
 
     def judge(self, group: Group) -> bool:
-        """Whether a finished group is to be trained; called by any thread, under the lock of the buffer.
+        """Return whether to train on a finished group; called on any thread, under the lock of the buffer.
 
-        The scores are those of the task, before any shaping: else groups of right answers of different lengths pass.
+        Scores of the task are compared, before shaping. Otherwise a length penalty would make correct answers differ.
         """
         scores = [answer.score for answer in group.trajectories]
         with self._lock:
@@ -103,7 +103,7 @@ class DynamicSampling(Plugin):
         if not self._warned:
             self._warned = True
             _LOG.warning(
-                "%d groups whose answers all have one score were dropped since the last update, as many as max_dropped "
-                "allows; more of them are trained as they are, and teach nothing",
+                "%d groups whose answers all have the same score were dropped since the last update, the maximum that "
+                "max_dropped allows; further ones are trained on, with zero advantages",
                 self.max_dropped,
             )

@@ -1,4 +1,4 @@
-"""Stop when the policy drifts too far from the sampler."""
+"""Stop the run when the policy drifts too far from the sampling policy."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _LOG: Final = logging.getLogger("hooktrainer")
 
 @attrs.define(kw_only=True)
 class KLGuard(Plugin):
-    """Watch a divergence in the row of every step that has it; NaN counts as above the limit.
+    """Compare a metric, a divergence by default, with a limit in every row that has it; NaN is above the limit.
 
-    A metric that was never there is taken for misspelt and fails the run; one of validation (`val/...`) only in a step
-    that was validated.
+    A metric that no row had so far is treated as misspelt and fails the run. A metric of validation (`val/...`) fails
+    the run only in a step with validation.
     """
 
     limit: float = attrs.field(default=0.2, validator=gt(0))
-    """Largest tolerated value."""
+    """Largest value that is allowed."""
 
     metric: str = "actor/ppo_kl"
     """The key in the row, as in `metrics.jsonl`."""
 
     patience: int = attrs.field(default=1, validator=ge(1))
-    """Steps in a row above the limit before something is done."""
+    """Consecutive steps above the limit that trigger the action."""
 
     action: Literal["warn", "stop"] = attrs.field(default="stop", validator=in_(("warn", "stop")))
-    """`warn` says so; `stop` also ends the run after this step."""
+    """`warn` logs a warning; `stop` also ends the run after this step."""
 
     _above: int = state(0)
-    _known: bool = state(False)  # whether the metric was ever there; before, it is taken for misspelt
+    _known: bool = state(False)  # whether a row had the metric so far
 
     @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
     def guard(self, event: StepEnd) -> None:
-        """Look at the row of the step, once it is sealed."""
+        """Check the sealed row of the step."""
         row = event.record.row
         if self.metric not in row:
             self._miss(event, row)
@@ -59,17 +59,17 @@ class KLGuard(Plugin):
             event.control.stop(found)
 
     def _miss(self, event: StepEnd, row: Row) -> None:
-        """Let a step pass that may well lack the metric. Raises `MissingMetricError` for any other."""
+        """Accept a row that may lack the metric. Raise `MissingMetricError` for any other."""
         if self._known:
-            return  # as in a step whose updates were all skipped
+            return  # for example a step whose updates were all skipped
         if could_have(row, self.metric):
             raise MissingMetricError(
-                f"kl_guard watches '{self.metric}', which the row of step {event.step} does not have."
+                f"kl_guard checks the metric '{self.metric}', which the row of step {event.step} does not have."
                 f"{did_you_mean(self.metric, row)} Set its option `metric` to a key of metrics.jsonl"
             )
         if event.last:
             _LOG.warning(
-                "kl_guard watched nothing: no row had a metric of validation, so '%s' neither. Add `validation` to the "
+                "kl_guard checked nothing: no row has a metric of validation such as '%s'. Add `validation` to the "
                 "plugins, or set another `metric`",
                 self.metric,
             )

@@ -1,4 +1,4 @@
-"""Notice an update that is far outside of what updates were before, and stop or roll back before it is published."""
+"""Detect an update with an outlier loss, and stop or roll back before it is published."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from hooktrainer.ports import RunState, Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
-_LEAST: Final = 0.05  # of the size of the values; a metric that hardly moves would call everything a spike
+_MIN_SPREAD: Final = 0.05  # of the median magnitude; without it, small noise in a constant metric is a spike
 
 
 @attrs.define(kw_only=True)
 class LossSpikeGuard(Plugin):
-    """Compare a metric of every update with the median of the last ones, by their median absolute deviation."""
+    """Compare a metric of every update with the median of the last updates, in median absolute deviations."""
 
     metric: str = "actor/pg_loss"
-    """What is watched, as the learner reports it for one update; `actor/grad_norm` often shows trouble first."""
+    """A metric that the learner reports for each update. `actor/grad_norm` often shows a problem first."""
 
     threshold: float = attrs.field(default=10.0, validator=gt(0))
-    """Robust standard deviations above the median that make a spike."""
+    """Distance from the median, in robust standard deviations, above which an update is a spike."""
 
     window: int = attrs.field(default=50, validator=ge(4))
-    """Updates that are compared with; nothing is a spike before so many were made."""
+    """Number of last updates to compare with. No update is a spike until there are this many."""
 
     action: Literal["warn", "stop", "rollback"] = attrs.field(
         default="warn", validator=in_(("warn", "stop", "rollback"))
     )
-    """`warn` says so; `stop` ends the run after closing the step; `rollback` puts weights, optimizer and schedule back
-    to the end of the step before, of which it keeps a copy."""
+    """`warn` logs a warning; `stop` ends the run after this step. `rollback` restores weights, optimizer and schedule
+    from a copy made at the end of the previous step."""
 
     limit: int = attrs.field(default=3, validator=ge(0))
-    """Spikes in a row that may be rolled back; one more fails the run."""
+    """Consecutive spikes that are rolled back; one more fails the run."""
 
     run: RunState = port()
 
     _values: list[float] = state(factory=list)
     _in_a_row: int = state(0)
-    _kept: Snapshot | None = attrs.field(default=None, init=False, repr=False)
-    _known: bool = attrs.field(default=False, init=False, repr=False)  # seen once, or said to be missing
+    _copy: Snapshot | None = attrs.field(default=None, init=False, repr=False)
+    _known: bool = attrs.field(default=False, init=False, repr=False)  # reported once, or warned about
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
-    def look(self, event: IterationEnd) -> None:
-        """Judge the update. A spike is no part of what the next ones are compared with."""
-        value = self._watched(event)
+    def check_update(self, event: IterationEnd) -> None:
+        """Check the metric of the update. Spikes are not added to the values that later updates are compared with."""
+        value = self._value(event)
         if not math.isfinite(value):
             return
         middle, sigma = _spread(self._values) if len(self._values) == self.window else (value, math.inf)
@@ -78,22 +78,22 @@ class LossSpikeGuard(Plugin):
             event.record.add({"actor/rollbacks": Sum(1)})
 
     @on(StepStart, priority=Priority.PREPARE)
-    def keep(self, event: StepStart) -> None:
-        """Keep the learner that a rollback goes back to."""
+    def copy_learner(self, event: StepStart) -> None:
+        """Copy the learner, for a rollback."""
         if self.action == "rollback":
-            self._kept = self.run.capture_learner(event.step - 1)
+            self._copy = self.run.capture_learner(event.step - 1)
 
-    def _watched(self, event: IterationEnd) -> float:
-        """The metric; NaN, said once, if there is no such number."""
+    def _value(self, event: IterationEnd) -> float:
+        """Return the metric; NaN, with one warning, if it is not a number or is missing."""
         value = plain(event.metrics.get(self.metric))
         if isinstance(value, Real):
             self._known = True
             return float(value)
         if not self._known:
             self._known = True
-            found = f"is a {type(value).__name__}, no number," if self.metric in event.metrics else "is not there"
+            found = f"is a {type(value).__name__}, not a number," if self.metric in event.metrics else "is missing"
             _LOG.warning(
-                "loss_spike_guard does nothing without its metric: '%s' %s in update %d of step %d.%s",
+                "loss_spike_guard has no effect: its metric '%s' %s in update %d of step %d.%s",
                 self.metric,
                 found,
                 event.iteration + 1,
@@ -104,13 +104,13 @@ class LossSpikeGuard(Plugin):
 
     def _roll_back(self, found: str, step: int) -> None:
         if self._in_a_row > self.limit:
-            raise RunError(f"{found}: {self._in_a_row} spikes in a row, loss_spike_guard rolls back {self.limit}")
-        assert self._kept is not None
-        self.run.restore_learner(self._kept, step=step)
+            raise RunError(f"{found}: {self._in_a_row} spikes in a row; loss_spike_guard rolls back {self.limit}")
+        assert self._copy is not None
+        self.run.restore_learner(self._copy, step=step)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:
-    """The median, and a standard deviation that single outliers do not move."""
+    """Return the median, and a standard deviation that is robust to outliers."""
     middle = median(values)
     sigma = _MAD_TO_SIGMA * median(abs(value - middle) for value in values)
-    return middle, max(sigma, _LEAST * median(map(abs, values)), 1e-12)
+    return middle, max(sigma, _MIN_SPREAD * median(map(abs, values)), 1e-12)

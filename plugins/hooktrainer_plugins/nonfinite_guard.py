@@ -1,4 +1,4 @@
-"""Survive an update whose loss or gradient is NaN or infinite: it is not made, and counted."""
+"""Skip and count updates whose loss or gradient is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -21,60 +21,61 @@ SKIPPED: Final = "actor/skipped_updates"
 
 @attrs.define(kw_only=True)
 class NonfiniteGuard(Plugin):
-    """Skip updates that are not finite, instead of failing with the first one; then go on, stop, or roll back."""
+    """Skip updates that are not finite instead of failing on the first one; then continue, stop or roll back."""
 
     action: Literal["skip", "stop", "rollback"] = attrs.field(
         default="skip", validator=in_(("skip", "stop", "rollback"))
     )
-    """`skip` leaves the weights as they are and goes on; `stop` ends the run after closing the step; `rollback` also
-    puts weights, optimizer and schedule back to the end of the step before, of which it keeps a copy."""
+    """`skip` leaves the weights unchanged and continues; `stop` ends the run after this step. `rollback` also restores
+    weights, optimizer and schedule from a copy made at the end of the previous step."""
 
     limit: int = attrs.field(default=5, validator=ge(0))
-    """Updates in a row that may be skipped; one more fails the run."""
+    """Consecutive updates that are skipped; one more fails the run."""
 
     learner: Learner = port()
     run: RunState = port()
 
     _total: int = state(0)
     _in_a_row: int = state(0)
-    _kept: Snapshot | None = attrs.field(default=None, init=False, repr=False)
+    _copy: Snapshot | None = attrs.field(default=None, init=False, repr=False)
 
     @on(FitStart, priority=Priority.CLEANUP)
     def begin(self, _event: FitStart) -> None:
-        """Have the learner skip. Raises `ConfigError` if it cannot."""
+        """Make the learner skip updates that are not finite. Raise `ConfigError` if it cannot."""
         if not hasattr(self.learner, "skips_nonfinite"):
             raise ConfigError(
                 f"{type(self.learner).__name__} has no attribute skips_nonfinite, which nonfinite_guard sets. Add "
-                "`skips_nonfinite = False` to it; while that is True, `update` leaves out an update that is not "
-                f"finite, and reports how many it left out as `{SKIPPED}`. Or take nonfinite_guard out of the plugins."
+                "`skips_nonfinite = False` to the class; while it is True, `update` must skip an update that is not "
+                f"finite and report the number of skipped updates as `{SKIPPED}`. Or remove nonfinite_guard from the "
+                "plugins."
             )
         self.learner.skips_nonfinite = True
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
-    def look(self, event: IterationEnd) -> None:
-        """Count, and act. Raises `NonFiniteError` if too many updates in a row were not finite."""
+    def count(self, event: IterationEnd) -> None:
+        """Count skipped updates and take the action. Raise `NonFiniteError` after more than `limit` in a row."""
         if not plain(event.metrics.get(SKIPPED)):
             self._in_a_row = 0
             return
         self._total += 1
         self._in_a_row += 1
-        found = f"update {event.iteration + 1} of step {event.step} was not finite and was not made"
+        found = f"update {event.iteration + 1} of step {event.step} was not finite and was skipped"
         counts = f"{self._in_a_row} in a row, {self._total} in all"
         if self._in_a_row > self.limit:
             raise NonFiniteError(
                 f"{found}: {counts}; nonfinite_guard allows {self.limit} in a row. Try a lower `optim.lr` or "
-                "`optim.grad_clip`, or look at the scores and the sampler's log-probabilities."
+                "`optim.grad_clip`, or check the scores and the sampler's log-probabilities."
             )
         _LOG.warning("%s (%s)", found, counts)
         if self.action == "stop":
             event.control.stop(f"{found} ({counts})")
         elif self.action == "rollback":
-            assert self._kept is not None
-            self.run.restore_learner(self._kept, step=event.step)
+            assert self._copy is not None
+            self.run.restore_learner(self._copy, step=event.step)
             event.record.add({"actor/rollbacks": Sum(1)})
 
     @on(StepStart, priority=Priority.PREPARE)
-    def keep(self, event: StepStart) -> None:
-        """Keep the learner that a rollback goes back to."""
+    def copy_learner(self, event: StepStart) -> None:
+        """Copy the learner, for a rollback."""
         if self.action == "rollback":
-            self._kept = self.run.capture_learner(event.step - 1)
+            self._copy = self.run.capture_learner(event.step - 1)

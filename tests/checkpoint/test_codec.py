@@ -164,7 +164,7 @@ def test_generators_among_tensors_are_not_taken_for_each_other(values: list[Any]
         (np.array(["text"]), "part is an array of <U4"),
         (torch.eye(2).to_sparse(), "part is a torch.sparse_coo tensor"),
         (torch.zeros(1, dtype=torch.complex128), "part is a torch.complex128 tensor"),
-        ({"n": 10**5000}, "part/n is a number of 16610 bits"),
+        ({"n": 10**5000}, "part/n is a 16610-bit integer"),
     ],
 )
 def test_what_cannot_be_kept_is_named_with_its_path(value: object, named: str) -> None:

@@ -223,7 +223,7 @@ class TestNothingIsRun:
         store.retain(Retention(keep_last=1))
 
         assert (tmp_path / "mine").exists()
-        with pytest.raises(CheckpointError, match="names files that no checkpoint has"):
+        with pytest.raises(CheckpointError, match="lists files that are not part of a checkpoint"):
             Store.read(path)
 
 

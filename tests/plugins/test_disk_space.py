@@ -34,7 +34,7 @@ def test_it_stops_before_the_save_with_the_numbers(tmp_path: Path) -> None:
 
     found = re.fullmatch(
         rf"{tmp_path} has ([\d.]+) GB free, and ([\d.]+) GB are needed: keep_free_gb = [\d.e+]+ and 0.000 GB for two "
-        r"checkpoints\. Make room, or lower keep_free_gb",
+        r"checkpoints\. Free some space, or lower keep_free_gb",
         bus.control.reason or "",
     )
     assert found is not None
@@ -119,7 +119,7 @@ def test_a_place_that_is_not_there_fails_the_run_at_its_start_and_names_the_opti
 def test_a_run_directory_that_is_gone_is_named(tmp_path: Path) -> None:
     guard = DiskSpace(run=FakeRunState(directory=tmp_path / "gone"))
 
-    with pytest.raises(RunError, match="the run directory: the free space there cannot be known: .*gone"):
+    with pytest.raises(RunError, match="the run directory: the free space cannot be determined: .*gone"):
         FakeBus(guard, provides=["metrics.row"]).fire(StepEnd, step=1)
 
 

@@ -77,7 +77,7 @@ def test_once_too_many_were_dropped_what_comes_is_trained(caplog: pytest.LogCapt
         assert plugin.judge(group(1.0, 0.0))
     (message,) = caplog.messages
     assert message.startswith(
-        "2 groups whose answers all have one score were dropped since the last update, as many as"
+        "2 groups whose answers all have the same score were dropped since the last update, the maximum"
     )
     bus.fire(IterationEnd, step=1)
     bus.fire(StepEnd, step=1)

@@ -48,7 +48,7 @@ def test_a_metric_that_is_not_there_is_an_error_in_the_words_of_yaml() -> None:
         stopped_by(KLGuard(metric="actor/ppokl"), 0.5)
 
     assert str(caught.value) == (
-        "kl_guard watches 'actor/ppokl', which the row of step 1 does not have. Did you mean 'actor/ppo_kl'? "
+        "kl_guard checks the metric 'actor/ppokl', which the row of step 1 does not have. Did you mean 'actor/ppo_kl'? "
         "Set its option `metric` to a key of metrics.jsonl"
     )
 
@@ -78,7 +78,7 @@ def test_a_run_without_any_validation_is_told_that_nothing_was_watched(caplog: p
 
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        "kl_guard watched nothing: no row had a metric of validation, so 'val/score/mean' neither. Add `validation` to "
+        "kl_guard checked nothing: no row has a metric of validation such as 'val/score/mean'. Add `validation` to "
         "the plugins, or set another `metric`"
     )
 

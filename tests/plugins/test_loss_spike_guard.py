@@ -74,8 +74,8 @@ def test_a_metric_that_is_not_there_is_said_once_with_what_may_be_meant(caplog: 
     assert Watched(metric="actor/pgloss").see(*USUAL, 50.0) == []
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        "loss_spike_guard does nothing without its metric: 'actor/pgloss' is not there in update 1 of step 1. Did you "
-        "mean 'actor/pg_loss'?"
+        "loss_spike_guard has no effect: its metric 'actor/pgloss' is missing in update 1 of step 1. Did you mean "
+        "'actor/pg_loss'?"
     )
 
 
@@ -93,8 +93,8 @@ def test_a_metric_that_is_not_there_is_said_on_the_console_of_a_run(tmp_path: Pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
 
     assert done.stderr == (
-        "loss_spike_guard does nothing without its metric: 'actor/gradnorm' is not there in update 1 of step 1. Did "
-        "you mean 'actor/grad_norm'?\n"
+        "loss_spike_guard has no effect: its metric 'actor/gradnorm' is missing in update 1 of step 1. Did you mean "
+        "'actor/grad_norm'?\n"
     )
 
 
@@ -109,7 +109,7 @@ def test_a_metric_that_is_no_number_is_said_and_a_number_of_numpy_is_one(caplog:
     watched = Watched()
     watched.bus.fire(IterationEnd, step=1, metrics={"actor/pg_loss": Counts({1.0: 2})})
     assert "'actor/pg_loss' is a " in caplog.text
-    assert "no number, in update 1 of step 1" in caplog.text
+    assert "not a number, in update 1 of step 1" in caplog.text
 
 
 def test_a_metric_that_was_there_may_be_absent_in_an_update(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,7 +139,7 @@ def test_too_many_rollbacks_in_a_row_fail_the_run() -> None:
     watched = Watched(action="rollback", limit=2)
     watched.see(*USUAL, 5.0, 1.0, 5.0, 5.0)
 
-    with pytest.raises(RunError, match="3 spikes in a row, loss_spike_guard rolls back 2"):
+    with pytest.raises(RunError, match="3 spikes in a row; loss_spike_guard rolls back 2"):
         watched.see(5.0)
 
 

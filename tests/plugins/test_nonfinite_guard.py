@@ -60,7 +60,7 @@ def test_it_stops_with_the_reason() -> None:
     assert bus.control.reason is None
     update(bus, 7, skipped=True, iteration=1)
 
-    assert bus.control.reason == "update 2 of step 7 was not finite and was not made (1 in a row, 1 in all)"
+    assert bus.control.reason == "update 2 of step 7 was not finite and was skipped (1 in a row, 1 in all)"
 
 
 def test_a_rollback_goes_back_to_the_last_step_that_ended_and_is_counted() -> None:
@@ -231,7 +231,7 @@ def test_a_stop_closes_the_step_like_any_other(
     result = trainer.fit()
 
     assert (result.status, result.step) == ("stopped", 2)
-    assert result.reason == "update 1 of step 2 was not finite and was not made (1 in a row, 1 in all)"
+    assert result.reason == "update 1 of step 2 was not finite and was skipped (1 in a row, 1 in all)"
     assert rows(trainer, tmp_path)[-1]["training/partial_iterations"] == 1
 
 

@@ -83,7 +83,7 @@ class TestJsonl:
         expected = {"acc": 0.5, "n": 3, "nan": None, "inf": None}
         assert rows_of(tmp_path) == [{"step": 1, **expected}, {"step": 2, **expected}]
         assert [record.getMessage() for record in caplog.records] == [
-            "metrics.jsonl: NaN or infinite, written as null from now on: inf, nan"
+            "metrics.jsonl: NaN and infinite values are written as null: inf, nan"
         ]
 
     def test_a_row_is_flat_and_has_an_integer_step(self, tmp_path: Path) -> None:
@@ -231,6 +231,6 @@ def test_rows_that_somebody_takes_away_are_noticed(tmp_path: Path, caplog: pytes
         sink.write(step, {"loss": 1.0})
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"{sink.path}: somebody took away rows, up to that of step 2"
+        f"{sink.path}: rows up to step 2 were removed by another process"
     ]
     assert [json.loads(line)["step"] for line in sink.path.read_text().splitlines()] == [3, 4]

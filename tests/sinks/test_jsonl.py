@@ -144,7 +144,7 @@ class TestGoingOn:
         sink = opened(tmp_path, lines(*rows))
         assert sink.rewind(8) == []
         assert [record.getMessage() for record in caplog.records] == [
-            f"{sink.path}: {missing} missing, and the run goes on after step 8 without them"
+            f"{sink.path}: {missing} missing; the run resumes from step 8 without them"
         ]
         sink.write(9, {})
         assert steps(tmp_path) == [*rows, 9]
@@ -159,15 +159,15 @@ class TestGoingOn:
     def test_a_row_that_cannot_be_read_is_an_error_with_its_line(self, tmp_path: Path) -> None:
         text = lines(1) + '{"step": 2, "lo\n' + lines(3, 4)
         sink = opened(tmp_path, text)
-        with pytest.raises(RecordError, match=r"metrics\.jsonl, line 2, is no row: .* Mend or remove that line"):
+        with pytest.raises(RecordError, match=r"metrics\.jsonl, line 2, is not a row: .* Repair or remove that line"):
             sink.rewind(3)
         assert sink.path.read_text() == text
 
     @pytest.mark.parametrize("row", ["[]", "{}", '{"step": "2"}', "null", "", "\x00\x00", "[" * 100_000])
     def test_whatever_is_no_row_is_an_error(self, tmp_path: Path, row: str) -> None:
-        with pytest.raises(RecordError, match="line 2, is no row"):
+        with pytest.raises(RecordError, match="line 2, is not a row"):
             opened(tmp_path, lines(1) + row + "\n").rewind(2)
-        with pytest.raises(RecordError, match="line 2, is no row"):
+        with pytest.raises(RecordError, match="line 2, is not a row"):
             opened(tmp_path).write(3, {})
 
     def test_what_cannot_be_read_after_the_checkpoint_is_cut_off_and_said(
@@ -177,16 +177,16 @@ class TestGoingOn:
         assert sink.rewind(2) == [4]
         assert steps(tmp_path) == [1, 2]
         assert [record.getMessage() for record in caplog.records] == [
-            f"{sink.path}: what cannot be read after step 2 is cut off: line 3, 5"
+            f"{sink.path}: unreadable rows after step 2 were deleted: line 3, 5"
         ]
 
     def test_a_row_behind_later_ones_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(RecordError, match="line 4, is no row: step 2 stands behind what came later"):
+        with pytest.raises(RecordError, match="line 4, is not a row: step 2 follows rows of later steps"):
             opened(tmp_path, lines(1, 5, 6, 2)).rewind(3)
 
 
 def test_a_directory_in_place_of_the_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(RecordError, match=r"rows cannot be written to .*metrics\.jsonl: .* Move away what is there"):
+    with pytest.raises(RecordError, match=r"rows cannot be written to .*metrics\.jsonl: .* Move or remove that path"):
         opened(tmp_path)
     assert not any((tmp_path / "metrics.jsonl").iterdir())

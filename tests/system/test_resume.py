@@ -210,7 +210,7 @@ class TestWhatDoesNotFit:
 
         said = self.failed(capsys)
         assert "metrics.jsonl" in said
-        assert ("line 1, is no row" in said) == (row is not None)
+        assert ("line 1, is not a row" in said) == (row is not None)
 
     def test_a_place_to_look_for_room_that_is_not_there_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("run.yaml").write_text(SMALL + "  - {use: disk_space, path: /nope}\n")

@@ -316,7 +316,7 @@ class TestCheckPlugin:
 
             where: object = state(factory=Path)
 
-        with pytest.raises(AssertionError, match=r"Keeps: the state state/where is a pathlib\..* cannot be kept over"):
+        with pytest.raises(AssertionError, match=r"Keeps: the state state/where is a pathlib\..* cannot be saved"):
             check_plugin(Keeps)
 
     @pytest.mark.parametrize(
