@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hooktrainer import Priority, cli
 from hooktrainer.algorithms.registry import FUNCTIONS
+from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.config.sections import section_classes
 from hooktrainer.run import registry
 from hooktrainer.run.option_docs import options_of, summary
@@ -50,6 +51,19 @@ def plugins() -> Iterator[Sequence[str]]:
             cls = registry.resolve("plugins", name)
             options = ", ".join(f"`{option.name}: {option.default or 'required'}`" for option in options_of(cls))
             yield f"`{name}`", first_sentence(summary(cls)), options or "none"
+
+
+def handlers() -> Iterator[Sequence[str]]:
+    """Registered plugins of this distribution, with the signals and bands of their handlers."""
+    yield "plugin", "does", "handlers"
+    for name, found in registry.known("plugins").items():
+        if found.distribution == "hooktrainer":
+            cls = registry.resolve("plugins", name)
+            places = [
+                f"{handler.event.signal} {handler.band.name}"
+                for handler in handlers_of(PlacedPlugin.of(cls(), 0)).handlers
+            ]
+            yield f"[`{name}`](#{name})", first_sentence(summary(cls)), ", ".join(dict.fromkeys(places))
 
 
 def options(name: str) -> Iterator[Sequence[str]]:
@@ -87,6 +101,7 @@ TABLES: Mapping[str, Callable[..., Iterator[Sequence[str]]]] = {
     "choices": choices,
     "commands": commands,
     "files": files,
+    "handlers": handlers,
     "options": options,
     "plugins": plugins,
 }
@@ -94,6 +109,7 @@ EXAMPLES = (
     "bands",
     "commands",
     "plugins",
+    "handlers",
     "files hooktrainer/replay",
     "options staleness",
     "options trainer",

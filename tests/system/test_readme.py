@@ -71,8 +71,9 @@ def run(block: Block, module: types.ModuleType) -> None:
 
 
 @pytest.mark.parametrize("block", [block for page in pages() for block in blocks(page, "yaml")], ids=str)
-def test_its_configurations_compose(block: Block, tmp_path: Path) -> None:
+def test_its_configurations_compose(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, block.path)
+    monkeypatch.chdir(tmp_path)
     data = yaml.safe_load(block.text)
     if isinstance(data, list):  # entries of a list of plugins
         names = {entry if isinstance(entry, str) else entry.get("name", entry.get("use")) for entry in data}
