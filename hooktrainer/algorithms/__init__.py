@@ -1,4 +1,4 @@
-"""Advantages, losses and corrections as pure functions of arrays."""
+"""Advantages, losses and corrections as pure functions of tensors."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Weights of tokens that correct for the sampler not having been the proximal policy.
+"""Weights of tokens that correct for the difference between the sampler and the proximal policy.
 
 Shapes: B answers, T tokens. `log_ratio` (B, T) is log ρ = proximal - behaviour log-probability, `mask` (B, T) bool.
-Weights are (B, T), detached, and 0 where the mask is False, whatever stands there. Exponents are clamped to ±20, of a
-product or a mean after its sum over the answer. Bounds are inclusive and on ρ itself. Raises `ConfigError` unless
-0 <= low <= high.
+Weights are (B, T), detached, and 0 where the mask is False. Exponents are clamped to ±20, after the sum over the answer
+for products and means. Bounds are inclusive and apply to ρ. All functions raise `ConfigError` unless 0 <= low <= high.
 
-A weight of 0 shrinks no denominator: the token stays in the count of tokens, its answer in that of answers.
+A weight of 0 shrinks no denominator: the token and its answer are still counted.
 """
 
 from __future__ import annotations
@@ -17,63 +16,63 @@ from hooktrainer.errors import ConfigError
 
 
 def tis_token(log_ratio: Tensor, mask: Tensor, *, low: float = 0.0, high: float = 2.0) -> Tensor:
-    """Truncated importance sampling: ρ of the token, at most `high` (and at least `low`, as in slime).
+    """Return truncated importance weights: ρ of the token, at most `high` (and at least `low`, as in slime).
 
     Source: IMPALA (1802.01561) §4.1; slime; verl.
     """
     _check(low, high)
-    return selected(_of_token(log_ratio, mask).clamp(low, high), mask)
+    return selected(_token_ratio(log_ratio, mask).clamp(low, high), mask)
 
 
 def tis_sequence(log_ratio: Tensor, mask: Tensor, *, low: float = 0.0, high: float = 2.0) -> Tensor:
-    """Truncated importance sampling of answers: the product of ρ over the answer, at most `high`. Source: verl."""
+    """Return truncated importance weights of answers: the product of ρ, at most `high`. Source: verl."""
     _check(low, high)
-    return selected(_of_product(log_ratio, mask).clamp(low, high), mask)
+    return selected(_product_ratio(log_ratio, mask).clamp(low, high), mask)
 
 
 def icepop(log_ratio: Tensor, mask: Tensor, *, low: float = 0.5, high: float = 5.0) -> Tensor:
-    """ρ of the token inside of the band, 0 outside of it. Source: IcePop (2510.18855), with the band of AReaL."""
-    return _inside(_of_token(log_ratio, mask), mask, low, high)
+    """Return ρ of the token inside the bounds, 0 outside. Source: IcePop (2510.18855), with the bounds of AReaL."""
+    return _ratio_inside(_token_ratio(log_ratio, mask), mask, low, high)
 
 
 def mis_token(log_ratio: Tensor, mask: Tensor, *, low: float = 0.0, high: float = 2.0) -> Tensor:
-    """Masked importance sampling: ρ of the token up to `high`, 0 above. Source: verl, after Liu et al. (2025)."""
-    return _inside(_of_token(log_ratio, mask), mask, low, high)
+    """Return masked importance weights: ρ of the token up to `high`, 0 above. Source: verl, after Liu et al. (2025)."""
+    return _ratio_inside(_token_ratio(log_ratio, mask), mask, low, high)
 
 
 def mis_sequence(log_ratio: Tensor, mask: Tensor, *, low: float = 0.0, high: float = 2.0) -> Tensor:
-    """The product of ρ over the answer up to `high`, 0 above. Source: verl, after Liu et al. (2025)."""
-    return _inside(_of_product(log_ratio, mask), mask, low, high)
+    """Return the product of ρ over the answer up to `high`, 0 above. Source: verl, after Liu et al. (2025)."""
+    return _ratio_inside(_product_ratio(log_ratio, mask), mask, low, high)
 
 
 def mask_geometric(log_ratio: Tensor, mask: Tensor, *, low: float = 0.99, high: float = 1.01) -> Tensor:
-    """1 for answers whose geometric mean of ρ is inside of the band, else 0. Source: verl."""
-    return _kept(_of_mean(log_ratio, mask), mask, low, high)
+    """Return 1 for answers whose geometric mean of ρ is inside the bounds, else 0. Source: verl."""
+    return _one_inside(_mean_ratio(log_ratio, mask), mask, low, high)
 
 
 def mask_product(log_ratio: Tensor, mask: Tensor, *, low: float = 0.5, high: float = 2.0) -> Tensor:
-    """1 for answers whose product of ρ is inside of the band, else 0. Source: verl."""
-    return _kept(_of_product(log_ratio, mask), mask, low, high)
+    """Return 1 for answers whose product of ρ is inside the bounds, else 0. Source: verl."""
+    return _one_inside(_product_ratio(log_ratio, mask), mask, low, high)
 
 
-def _of_token(log_ratio: Tensor, mask: Tensor) -> Tensor:
+def _token_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return ratio_of(selected(log_ratio.detach(), mask))
 
 
-def _of_product(log_ratio: Tensor, mask: Tensor) -> Tensor:
+def _product_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return ratio_of(selected(log_ratio.detach(), mask).sum(dim=1, keepdim=True))
 
 
-def _of_mean(log_ratio: Tensor, mask: Tensor) -> Tensor:
+def _mean_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return ratio_of(selected(log_ratio.detach(), mask).sum(dim=1, keepdim=True) / lengths_of(mask))
 
 
-def _inside(ratio: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
+def _ratio_inside(ratio: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
     _check(low, high)
     return selected(ratio, mask & (ratio >= low) & (ratio <= high))
 
 
-def _kept(ratio: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
+def _one_inside(ratio: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
     _check(low, high)
     return (mask & (ratio >= low) & (ratio <= high)).to(ratio.dtype)
 

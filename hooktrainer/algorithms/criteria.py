@@ -1,4 +1,4 @@
-"""Criteria of rejection and the bounds that they take, known without importing torch."""
+"""Criteria of rejection and checks of their bounds. Imports no torch, so that a configuration can be validated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CRITERIA: Final = (
     "seq_max_k2",
     "seq_max_k3",
 )
-"""A scope, and an estimate of the divergence of a token."""
+"""Each is a scope and an estimate of the divergence of a token."""
 
 
 def criterion_fault(key: str, bound: Any) -> str:
-    """What is wrong with one criterion and its bound; empty if nothing is."""
+    """Return why a criterion or its bound is refused; empty if it is allowed."""
     if key not in CRITERIA:
-        return f"unknown criterion '{key}'; there are {', '.join(CRITERIA)}.{did_you_mean(key, CRITERIA)}"
+        return f"unknown criterion '{key}'; known are {', '.join(CRITERIA)}.{did_you_mean(key, CRITERIA)}"
     if not key.endswith("k1"):
         limit = _is_number(bound) and 0 <= bound < math.inf
         return "" if limit else f"expected an upper limit, a number of at least 0, found {_plain(bound)}"

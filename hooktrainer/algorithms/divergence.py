@@ -1,4 +1,4 @@
-"""How far two policies are apart, as sums over tokens that add up over micro-batches and ranks."""
+"""Divergence between two policies, as sums over tokens that add up over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hooktrainer.algorithms.masking import MAX_LOG_RATIO, ratio_of, selected
 
 
 def divergence_sums(log_ratio: Tensor, mask: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
-    """The fields of `Divergence` for some tokens, as scalars on the device. Shapes (B, T), (B, T), (B, T) -> ().
+    """Return the fields of `Divergence`, as scalars on the device. Shapes (B, T), (B, T), (B, T) -> ().
 
-    `log_ratio` is log ρ = logπ - logμ for samples of μ; `weights` are those that were applied, ρ itself if left out.
+    `log_ratio` is log ρ = logπ - logμ for samples of μ. `weights` are the applied weights, ρ if left out.
     """
     log_ratio = selected(log_ratio.detach(), mask)
     ratio = selected(ratio_of(log_ratio), mask)
@@ -34,46 +34,46 @@ def divergence_sums(log_ratio: Tensor, mask: Tensor, weights: Tensor | None = No
 
 @attrs.frozen
 class Divergence:
-    """Sums over tokens with a mask, and what is made of them; without a token, means are NaN."""
+    """Sums over tokens with a mask, and estimates computed from them. Without a token, means are NaN."""
 
     tokens: float = 0
     weight: float = 0
-    """Of the weights that were applied."""
+    """Sum of the applied weights."""
     squared_weight: float = 0
     squared_ratio: float = 0
-    """Of ρ², exponents clamped to ±20."""
+    """Sum of ρ², exponents clamped to ±20."""
     log_ratio: float = 0
-    """Of log ρ, not clamped."""
+    """Sum of log ρ, not clamped."""
     absolute: float = 0
-    """Of |log ρ|, not clamped."""
+    """Sum of |log ρ|, not clamped."""
     excess: float = 0
-    """Of ρ - log ρ - 1, exponents clamped to ±20."""
+    """Sum of ρ - log ρ - 1, exponents clamped to ±20."""
     clamped: float = 0
-    """Tokens whose exponent was clamped."""
+    """Number of tokens whose exponent was clamped."""
 
     @property
     def effective_sample_size(self) -> float:
-        """(Σw)² / (N Σw²) over tokens, between 1/N and 1; 0 if every weight is 0. Source: Kish (1965)."""
+        """Return (Σw)² / (N Σw²) over N tokens, between 1/N and 1; 0 if all weights are 0. Source: Kish (1965)."""
         return self.weight**2 / (self.tokens * self.squared_weight) if self.squared_weight else 0.0
 
     @property
     def chi2(self) -> float:
-        """mean(ρ²) - 1: an estimate of χ²(π || μ)."""
+        """Return mean(ρ²) - 1, an estimate of χ²(π || μ)."""
         return self._mean(self.squared_ratio) - 1.0
 
     @property
     def k1(self) -> float:
-        """mean(logμ - logπ): an estimate of KL(μ || π) that can be negative."""
+        """Return mean(logμ - logπ), an estimate of KL(μ || π) that can be negative."""
         return self._mean(-self.log_ratio)
 
     @property
     def k3(self) -> float:
-        """mean(ρ - log ρ - 1): an estimate of KL(μ || π) that is at least 0."""
+        """Return mean(ρ - log ρ - 1), an estimate of KL(μ || π) that is at least 0."""
         return self._mean(self.excess)
 
     @property
     def mean_absolute(self) -> float:
-        """Mean |log ρ|: 0 exactly if the policies are one."""
+        """Return the mean of |log ρ|, which is exactly 0 if the policies are equal."""
         return self._mean(self.absolute)
 
     def _mean(self, total: float) -> float:

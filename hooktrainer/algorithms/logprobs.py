@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy of a policy, at the temperature that it is sampled with."""
+"""Log-probabilities and entropy of a policy, at its sampling temperature."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from torch import Tensor
 
 
 def log_policy(logits: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities of all tokens, at least in float32. Shape (..., V) -> (..., V)."""
+    """Return the log-probabilities of all tokens, at least in float32. Shape (..., V) -> (..., V)."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return torch.log_softmax(wide / temperature, dim=-1)
 
 
 def of_tokens(log_policy: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities of these tokens. Shapes (..., V), (...) -> (...)."""
+    """Return the log-probabilities of the given tokens. Shapes (..., V), (...) -> (...)."""
     return torch.gather(log_policy, -1, tokens[..., None]).squeeze(-1)
 
 
 def entropy(log_policy: Tensor) -> Tensor:
-    """-Σ p log p in nats, also where p is 0 or too small for its type. Shape (..., V) -> (...).
+    """Return -Σ p log p in nats, also where p underflows to 0. Shape (..., V) -> (...).
 
-    Log p is used as it is, since the logarithm of a p that was rounded to 0 has no finite gradient.
+    It is computed from log p, since the logarithm of a p that underflowed has no finite gradient.
     """
     lowest = torch.finfo(log_policy.dtype).min
     return -(log_policy.exp() * log_policy.clamp(min=lowest)).sum(dim=-1)

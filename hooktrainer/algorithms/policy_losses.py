@@ -1,11 +1,11 @@
-"""Policy losses, one value a token, to be minimised; `aggregation` makes one number of them.
+"""Policy losses, one value per token, to be minimised. The functions in `aggregation` reduce them to one number.
 
-Shapes: B answers, T tokens. `logprobs` (current policy), `proximal` (the policy that the step started from),
-`behaviour` (the sampler) and the bool `mask` have the shape (B, T), `advantages` (B, T) or (B, 1). A token whose mask
-is False is left out by selection, in the gradient too: whatever stands there, NaN included, changes nothing, and comes
-out as 0. Exponents are clamped to ±20; a token beyond that has no gradient through its ratio, and is counted.
+Shapes: B answers, T tokens. `logprobs` (current policy), `proximal` (policy at the start of the step), `behaviour`
+(sampler) and the bool `mask` have the shape (B, T), `advantages` (B, T) or (B, 1). The loss is 0 where the mask is
+False. Values there, NaN included, affect neither the result nor the gradient. Exponents are clamped to ±20; a token
+beyond that has no gradient through its ratio, and is counted.
 
-Stats of every loss, to be averaged over tokens: `pg_clipfrac`, where a bound took the gradient or the weight;
+Stats of every loss, reported as token means: `pg_clipfrac`, where a bound removed the gradient or limited the weight;
 `ppo_kl`, proximal - current: k1 of KL(proximal || current); `pg_clampfrac`, where the exponent was clamped.
 """
 
@@ -24,10 +24,10 @@ from hooktrainer.errors import ConfigError
 
 @attrs.frozen(eq=False)
 class TokenLoss:
-    """What a policy loss returns."""
+    """Result of a policy loss."""
 
     loss: Tensor
-    """To be minimised, shape (B, T)."""
+    """The loss of each token, to be minimised. Shape (B, T)."""
     stats: Mapping[str, Tensor | TokenStat]
     """Statistics to report, by name: detached tensors of shape (B, T), reported as means over the tokens with a mask,
     or a stat with another reduction (`hooktrainer.algorithms.stats`)."""
@@ -43,10 +43,10 @@ def ppo_clip(
     clip_ratio_high: float = 0.2,
     clip_ratio_c: float | None = None,
 ) -> TokenLoss:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)) with r = exp(logprobs - proximal); with c, at most -c A where A < 0.
+    """Return max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(logprobs - proximal); with c, at most -c A for A < 0.
 
-    Shapes: see above -> (B, T). Stats: also `pg_clipfrac_lower` with c, where that bound took the gradient. Raises
-    `ConfigError` for bounds that make no sense. Sources: PPO (1707.06347) eq. 7; two separate bounds from DAPO
+    Shapes: see above -> (B, T). Further stat with c: `pg_clipfrac_lower`, where that bound removed the gradient. Raise
+    `ConfigError` for invalid bounds. Sources: PPO (1707.06347) eq. 7; two separate bounds from DAPO
     (2503.14476) eq. 10; dual clip from 1912.09729.
     """
     log_ratio, advantages = log_ratio_of(logprobs, proximal, mask), selected(advantages, mask)
@@ -68,11 +68,11 @@ def decoupled_ppo(
     clip_ratio_c: float | None = None,
     behaviour_weight_cap: float | None = 5.0,
 ) -> TokenLoss:
-    """`ppo_clip` around the proximal policy, times w = min(exp(proximal - behaviour), cap), which has no gradient.
+    """Return `ppo_clip` around the proximal policy, times w = min(exp(proximal - behaviour), cap), w detached.
 
-    Shapes: see above -> (B, T). Dual clip comes before the weight. Stats: also `behaviour_weight`, and
-    `behaviour_weight_capfrac`, where w was cut. Raises `ConfigError` for bounds that make no sense. Sources: decoupled
-    PPO (2110.00641) §3; AReaL (2505.24298).
+    Shapes: see above -> (B, T). Dual clip is applied before the weight. Further stats: `behaviour_weight`, and
+    `behaviour_weight_capfrac`, where w was limited. Raise `ConfigError` for invalid bounds. Sources: decoupled PPO
+    (2110.00641) §3; AReaL (2505.24298).
     """
     _check(behaviour_weight_cap is None or behaviour_weight_cap > 0, "behaviour_weight_cap > 0", behaviour_weight_cap)
     result = ppo_clip(
@@ -99,11 +99,11 @@ def gspo(
     clip_ratio_low: float = 3e-4,
     clip_ratio_high: float = 4e-4,
 ) -> TokenLoss:
-    """`ppo_clip` with one ratio an answer: the geometric mean of its tokens' ratios.
+    """Return `ppo_clip` with one ratio per answer, the geometric mean of the ratios of its tokens.
 
-    Shapes: see above -> (B, T). The value is that of the answer on each of its tokens, the gradient of a token its own
-    share. Give the mask from before any rejection, and aggregate by `seq-mean-token-mean`. Raises `ConfigError` for
-    bounds that make no sense. Source: GSPO (2507.18071), in the form of its GSPO-token.
+    Shapes: see above -> (B, T). Each token has the value of its answer and its own share of the gradient. Pass the mask
+    before any rejection, and aggregate by `seq-mean-token-mean`. Raise `ConfigError` for invalid bounds. Source:
+    GSPO-token (2507.18071).
     """
     log_ratio, advantages = log_ratio_of(logprobs, proximal, mask), selected(advantages, mask)
     of_answer = (log_ratio.detach().sum(dim=1, keepdim=True) / lengths_of(mask)).expand(mask.shape)
@@ -123,11 +123,11 @@ def cispo(
     cispo_max_ratio: float = 5.0,
     cispo_min_ratio: float = 0.0,
 ) -> TokenLoss:
-    """-w A logprobs with w = min(exp(logprobs - proximal), cispo_max_ratio), which has no gradient.
+    """Return -w A logprobs with w = min(exp(logprobs - proximal), cispo_max_ratio), w detached.
 
-    Shapes: see above -> (B, T). The bound is the ratio itself: 1 + its epsilon_high in verl, slime, AReaL and SkyRL,
-    epsilon_high in TRL. A lower bound, which the paper has not, is 0 unless given. Raises `ConfigError` for bounds that
-    make no sense. Source: MiniMax-M1 (2506.13585).
+    Shapes: see above -> (B, T). The bound applies to the ratio: it is 1 + epsilon_high of verl, slime, AReaL and SkyRL,
+    and epsilon_high of TRL. A lower bound, which the paper does not have, is 0 by default. Raise `ConfigError` for
+    invalid bounds. Source: MiniMax-M1 (2506.13585).
     """
     _check(cispo_max_ratio > 0, "cispo_max_ratio > 0", cispo_max_ratio)
     _check(0 <= cispo_min_ratio <= cispo_max_ratio, "0 <= cispo_min_ratio <= cispo_max_ratio", cispo_min_ratio)

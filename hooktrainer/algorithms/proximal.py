@@ -1,4 +1,4 @@
-"""The proximal policy without a forward pass of its own."""
+"""An approximation of the proximal policy that needs no forward pass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hooktrainer.errors import ConfigError
 def log_linear(
     behaviour: Tensor, logprobs: Tensor, *, sampler_version: Tensor, proximal_version: int, current_version: int
 ) -> Tensor:
-    """Between sampler and current policy by their versions: behaviour + α (logprobs - behaviour), detached.
+    """Interpolate between sampler and current policy by version: behaviour + α (logprobs - behaviour), detached.
 
-    α = (proximal - sampler) / (current - sampler) clamped to [0, 1], a token; 0 where sampler and current version are
-    one, and where the version is negative, as that of a prompt token is. Shapes: `behaviour`, `logprobs` and
-    `sampler_version` (B, T) -> (B, T). Versions are counted in optimizer updates: with P updates a step, iteration j of
-    step k has the proximal version (k - 1) P and the current one (k - 1) P + j; a token sampled at version v has P v.
-    Raises `ConfigError` if the proximal version is above the current one. Source: after AReaL's prox_approx.
+    α = (proximal - sampler) / (current - sampler) per token, clamped to [0, 1]. It is 0 where the sampler has the
+    current version, and where its version is negative, as for prompt tokens. Shapes: `behaviour`, `logprobs` and
+    `sampler_version` (B, T) -> (B, T). Versions count optimizer updates: with P updates per step, iteration j of step k
+    has the proximal version (k - 1) P and the current version (k - 1) P + j; a token sampled at version v has P v.
+    Raise `ConfigError` if the proximal version is above the current one. Source: after AReaL's prox_approx.
     """
     if proximal_version > current_version:
         raise ConfigError(f"the proximal version {proximal_version} is above the current one, {current_version}")

@@ -1,7 +1,8 @@
-"""Tokens and answers left out because the proximal policy has moved too far from the sampler.
+"""Rejection of tokens and answers for which the proximal policy differs too much from the sampler.
 
 Shapes: B answers, T tokens. log ρ is proximal - behaviour log-probability. The estimates of a divergence are
-k1 = log ρ, k2 = (log ρ)² / 2 and k3 = ρ - log ρ - 1. Source: verl, whose bounds of k1 are on 1/ρ; here they are on ρ.
+k1 = log ρ, k2 = (log ρ)² / 2 and k3 = ρ - log ρ - 1. Source: verl, where the bounds of k1 apply to 1/ρ; here
+they apply to ρ.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from hooktrainer.errors import ConfigError, Fault
 
 
 def rejection(log_ratio: Tensor, mask: Tensor, criteria: Mapping[str, Any]) -> Tensor:
-    """Where a token passes all criteria; False where the mask is. Shapes (B, T), bool (B, T) -> bool (B, T).
+    """Return where a token passes all criteria; False without a mask. Shapes (B, T), bool (B, T) -> bool (B, T).
 
     A criterion is a scope (`token`, or `seq_sum`, `seq_mean`, `seq_max` over the answer) and an estimate. k1 takes the
-    bounds [low, high] of exp(k1), k2 and k3 an upper limit, all inclusive; there is no seq_max_k1. Raises `ConfigError`
-    with every criterion that is unknown or has a bound of the wrong kind. What is rejected shrinks no denominator.
+    bounds [low, high] of exp(k1), k2 and k3 an upper limit, all inclusive; there is no seq_max_k1. Raise `ConfigError`
+    for every criterion that is unknown or has a bound of the wrong type. Rejected tokens shrink no denominator.
     """
     faults = [Fault(key, fault) for key, bound in criteria.items() if (fault := criterion_fault(key, bound))]
     if faults:
@@ -76,5 +77,5 @@ _SCOPES: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "token": _same,
     "seq_sum": _sum,
     "seq_mean": _mean,
-    "seq_max": _largest,  # k2 and k3 are at least 0, which stands where there is no token
+    "seq_max": _largest,  # k2 and k3 are at least 0, the value at masked positions
 }

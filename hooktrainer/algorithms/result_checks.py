@@ -1,7 +1,7 @@
-"""What the functions that YAML names have to return; those of the user's own are not known to keep to it.
+"""Checks of the results of functions named in YAML, which users may write.
 
-Shapes: B answers, T tokens, as in the inputs of the call. A shape that broadcasts is taken where it gives the same
-numbers as the whole.
+Shapes: B answers, T tokens, as in the inputs of the call. A shape that broadcasts is accepted where it gives the same
+result as the full shape.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hooktrainer.errors import ConfigError, Fault
 
 
 def check(key: str, name: str, found: object, available: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a function returned what nobody can go on with.
+    """Raise `ConfigError` if a function returned a wrong type or shape.
 
-    `key` of the `algorithm` section gave its `name`, and `available` are the inputs of the call.
+    `key` is the key of the `algorithm` section that has its `name`; `available` are the inputs of the call.
     """
     if wrong := _RULES[key](found, available):
         raise ConfigError([Fault(f"algorithm.{key}", f"'{name}' returned {wrong}")])
@@ -31,12 +31,12 @@ def _policy_loss(found: object, available: Mapping[str, Any]) -> str:
     if not isinstance(found, TokenLoss):
         return (
             f"{_shown(found)}, expected a TokenLoss: return TokenLoss(loss, stats) of {TokenLoss.__module__}, with "
-            f"loss of shape {shape}, one value a token, and stats {{}} or what to report"
+            f"loss of shape {shape}, one value per token, and stats {{}} or the statistics to report"
         )
-    if not _is(found.loss, shape):
+    if not _has_shape(found.loss, shape):
         return (
-            f"a TokenLoss whose loss is {_shown(found.loss)}, expected a tensor of shape {shape}, one value a token: "
-            "loss_agg_mode makes one number of them"
+            f"a TokenLoss whose loss is {_shown(found.loss)}, expected a tensor of shape {shape}, one value per token; "
+            "loss_agg_mode aggregates them"
         )
     stats: object = found.stats
     if not isinstance(stats, Mapping):
@@ -53,14 +53,14 @@ def _policy_loss(found: object, available: Mapping[str, Any]) -> str:
 def _advantages(found: object, available: Mapping[str, Any]) -> str:
     answers, tokens = tuple(available["rewards"].shape), tuple(available["mask"].shape)
     pair = found if isinstance(found, tuple) else (found, None)
-    if len(pair) != 2 or not (_is(pair[0], answers) or _is(pair[0], tokens)):
+    if len(pair) != 2 or not (_has_shape(pair[0], answers) or _has_shape(pair[0], tokens)):
         return (
-            f"{_shown(found)}, expected a tensor of shape {answers}, one value an answer, or {tokens}, one a token; "
-            "for a critic the pair of advantages and returns"
+            f"{_shown(found)}, expected a tensor of shape {answers}, one value per answer, or {tokens}, one per "
+            "token; for a critic the pair of advantages and returns"
         )
     returns = pair[1]
-    if returns is not None and not _is(returns, tokens):
-        return f"returns that are {_shown(returns)}, expected a tensor of shape {tokens}, one value a token"
+    if returns is not None and not _has_shape(returns, tokens):
+        return f"returns that are {_shown(returns)}, expected a tensor of shape {tokens}, one value per token"
     return ""
 
 
@@ -72,7 +72,7 @@ def _number(found: object, _available: Mapping[str, Any]) -> str:
 
 def _weights(found: object, available: Mapping[str, Any]) -> str:
     shape = tuple(available["mask"].shape)
-    return "" if _fits(found, shape) else f"{_shown(found)}, expected a tensor of shape {shape}, one weight a token"
+    return "" if _fits(found, shape) else f"{_shown(found)}, expected a tensor of shape {shape}, one weight per token"
 
 
 _RULES: Final[Mapping[str, Callable[[object, Mapping[str, Any]], str]]] = MappingProxyType(
@@ -83,18 +83,18 @@ _RULES: Final[Mapping[str, Callable[[object, Mapping[str, Any]], str]]] = Mappin
         "behaviour_weight": _weights,
     }
 )
-"""By the key that names the function; each says what was returned and expected, or nothing if it is right."""
+"""Checks by key of the `algorithm` section; each returns a description of the fault, empty if there is none."""
 
 
-def _is(value: object, shape: tuple[int, ...]) -> bool:
+def _has_shape(value: object, shape: tuple[int, ...]) -> bool:
     return isinstance(value, Tensor) and value.shape == shape
 
 
 def _fits(value: object, shape: tuple[int, ...]) -> bool:
-    """Whether it is a tensor of that shape, or broadcasts to it."""
+    """Return whether the value is a tensor of this shape, or one that broadcasts to it."""
     if not isinstance(value, Tensor) or value.dim() > len(shape):
         return False
-    return all(own in (1, wanted) for own, wanted in zip(reversed(value.shape), reversed(shape), strict=False))
+    return all(size in (1, full) for size, full in zip(reversed(value.shape), reversed(shape), strict=False))
 
 
 def _shown(found: object) -> str:

@@ -1,8 +1,8 @@
-"""What is still to come after a token: rewards of tokens, returns, and the advantages made of them.
+"""Rewards of tokens, returns, and the advantages computed from them.
 
-Shapes: B answers, T tokens. Observation tokens inside of an answer have the mask False: nothing is discounted over
-them, and whatever stands there, NaN too, comes out as 0. `reduce` adds a tensor up over ranks; statistics are then
-those of the global mini-batch, and every rank has to take part, one without a token too.
+Shapes: B answers, T tokens. Observation tokens within an answer have the mask False: nothing is discounted over them.
+Results are 0 where the mask is False, whatever the input is, NaN included. `reduce` sums a tensor over ranks, for
+statistics of the global mini-batch. Every rank must call it, also one without a token.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hooktrainer.errors import RunError
 def token_rewards(
     rewards: Tensor, mask: Tensor, kl: Tensor | None = None, *, kl_coeff: float = 0.0, at: Tensor | None = None
 ) -> Tensor:
-    """The reward of an answer on its last token with a mask, and -kl_coeff · kl on every one. (B,), (B, T) -> (B, T).
+    """Return the reward of an answer on its last token with a mask, and -kl_coeff · kl on each. (B,), (B, T) -> (B, T).
 
-    `kl` (B, T) is a divergence of the proximal policy from the reference. `at` (B,) puts rewards elsewhere. An answer
-    without a token, which was filtered or is empty, has no place for its reward and is left out. Raises `RunError` for
-    a reward that is put where the mask is False, `NonFiniteError` for one that is not finite. Source: verl.
+    `kl` (B, T) is a divergence of the proximal policy from the reference. `at` (B,) are other positions of the rewards.
+    An answer without a token, because it is filtered or empty, gets no reward. Raise `RunError` for a reward at a
+    position without a mask, and `NonFiniteError` for one that is not finite. Source: verl.
     """
     require_finite(rewards)
     if at is None:
@@ -35,7 +35,10 @@ def token_rewards(
 
 
 def discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """G_t = r_t + gamma · G_{t+1} over tokens with a mask. Shapes (B, T), (B, T) -> (B, T). Source: REINFORCE."""
+    """Return G_t = r_t + gamma · G_{t+1} over tokens with a mask. Shapes (B, T), (B, T) -> (B, T).
+
+    Source: REINFORCE (Williams, 1992).
+    """
     rewards = selected(token_rewards, mask)
     running = rewards.new_zeros(len(rewards))
     columns = []
@@ -46,16 +49,16 @@ def discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float = 1.
 
 
 def whiten(values: Tensor, mask: Tensor, *, reduce: Reduce = on_one_rank) -> Tensor:
-    """(x - mean) / sqrt(var + 1e-8) over the tokens with a mask, var unbiased. Shapes (B, T), (B, T) -> (B, T).
+    """Return (x - mean) / sqrt(var + 1e-8) over tokens with a mask, var unbiased. Shapes (B, T), (B, T) -> (B, T).
 
-    Raises `RunError` if fewer than 2 tokens have a mask. Source: verl.
+    Raise `RunError` if fewer than 2 tokens have a mask. Source: verl.
     """
     values = selected(values, mask)
     total, count = reduce(torch.stack([values.sum(), mask.sum().to(values.dtype)]))
     if count < 2:
         raise RunError(
             f"whitening needs at least 2 tokens, and the mini-batch has {int(count)}: use a larger "
-            "trainer.ppo_mini_batch_size, leave fewer answers out (algorithm.overlong_filtering), or take an estimator "
+            "trainer.ppo_mini_batch_size, filter fewer answers (algorithm.overlong_filtering), or choose an estimator "
             "that does not whiten"
         )
     deviations = selected(values - total / count, mask)
@@ -67,9 +70,9 @@ def whiten(values: Tensor, mask: Tensor, *, reduce: Reduce = on_one_rank) -> Ten
 def reinforce_plus_plus(
     token_rewards: Tensor, mask: Tensor, *, gamma: float = 1.0, reduce: Reduce = on_one_rank
 ) -> Tensor:
-    """Discounted returns, whitened over the global mini-batch. Shapes (B, T), (B, T) -> (B, T).
+    """Return discounted returns, whitened over the global mini-batch. Shapes (B, T), (B, T) -> (B, T).
 
-    Source: REINFORCE++ (2501.03262) §3, with the KL penalty inside of the token rewards.
+    Source: REINFORCE++ (2501.03262) §3, with the KL penalty in the token rewards.
     """
     return whiten(discounted_returns(token_rewards, mask, gamma=gamma), mask, reduce=reduce)
 
@@ -77,9 +80,10 @@ def reinforce_plus_plus(
 def reinforce_plus_plus_baseline(
     rewards: Tensor, groups: Tensor, mask: Tensor, *, reduce: Reduce = on_one_rank
 ) -> Tensor:
-    """Reward - mean of its group on every token, whitened over the global mini-batch. (B,), (B,), (B, T) -> (B, T).
+    """Return reward - mean of the group on every token, whitened over the global mini-batch.
 
-    All answers to a prompt must be on one rank. Source: REINFORCE++ (2501.03262), the form with a group baseline.
+    Shapes (B,), (B,), (B, T) -> (B, T). All answers to a prompt must be on one rank. Source: REINFORCE++ (2501.03262),
+    the variant with a group baseline.
     """
     return whiten(centred(rewards, groups)[:, None].expand(mask.shape), mask, reduce=reduce)
 
@@ -94,10 +98,11 @@ def gae(
     bootstrap: Tensor | None = None,
     reduce: Reduce = on_one_rank,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantages, whitened over the global mini-batch, and returns. Shapes (B, T) each -> two of (B, T).
+    """Return generalised advantages, whitened over the global mini-batch, and returns, each (B, T).
 
-    `values` (B, T) are the critic's before each token; `bootstrap` (B,) is its value after the last one, 0 if left out.
-    Returns are values + advantages before whitening. Source: GAE (1506.02438), whitened as in verl.
+    `values` (B, T) are the values of the critic before each token, `bootstrap` (B,) those after the last one, 0 if left
+    out. With δ_t = r_t + gamma · V_{t+1} - V_t, advantages are A_t = δ_t + gamma · lam · A_{t+1}; returns are
+    V_t + A_t before whitening. Source: GAE (1506.02438), whitened as in verl.
     """
     values = selected(values, mask)
     advantages = _advantages(selected(token_rewards, mask), values, mask, gamma=gamma, lam=lam, after=bootstrap)
@@ -107,14 +112,14 @@ def gae(
 def _advantages(
     rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float, after: Tensor | None
 ) -> Tensor:
-    coming = values.new_zeros(len(values))
-    following = coming if after is None else after
+    advantage = values.new_zeros(len(values))
+    following = advantage if after is None else after
     columns = []
     for t in reversed(range(values.shape[1])):
-        surprise = rewards[:, t] + gamma * following - values[:, t]
-        coming = torch.where(mask[:, t], surprise + gamma * lam * coming, coming)
+        delta = rewards[:, t] + gamma * following - values[:, t]
+        advantage = torch.where(mask[:, t], delta + gamma * lam * advantage, advantage)
         following = torch.where(mask[:, t], values[:, t], following)
-        columns.append(coming)
+        columns.append(advantage)
     return selected(torch.stack(columns[::-1], dim=1), mask) if columns else values
 
 
@@ -122,6 +127,6 @@ def _check_places(allowed: Tensor, at: Tensor) -> None:
     if not bool(allowed.all()):
         row = int((~allowed).nonzero()[0])
         raise RunError(
-            f"the reward of answer {row} is put on token {int(at[row])}, which has no mask; a reward belongs on one of "
-            "the tokens that the policy sampled"
+            f"the reward of answer {row} is at token {int(at[row])}, which has no mask; place it on one of the "
+            "tokens that the policy sampled"
         )

@@ -1,4 +1,4 @@
-"""What DAPO does to scores before anything is made of them. Source: DAPO (2503.14476) §3."""
+"""Reward shaping: the penalty of DAPO (2503.14476, §3) for overlong answers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hooktrainer.errors import ConfigError
 
 
 def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
-    """What is added to the score: factor · clip((max_length - buffer - length) / buffer, -1, 0). Shapes (B,) -> (B,).
+    """Return factor · clip((max_length - buffer - length) / buffer, -1, 0), to be added to the score. (B,) -> (B,).
 
-    Lengths are in tokens; of whole ones the penalty is in float64. verl leaves out the floor of -factor beyond
-    `max_length`. Raises `ConfigError` unless 1 <= buffer <= max_length and factor >= 0. Source: DAPO eq. 13.
+    Lengths are in tokens; for integer lengths the penalty has the type float64. verl has no lower bound of -factor
+    beyond `max_length`. Raise `ConfigError` unless 1 <= buffer <= max_length and factor >= 0. Source: DAPO eq. 13.
     """
     if not 1 <= buffer <= max_length:
         raise ConfigError(f"expected 1 <= buffer <= max_length, found buffer {buffer} and max_length {max_length}")

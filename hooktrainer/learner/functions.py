@@ -1,4 +1,4 @@
-"""The functions that the `algorithm` section names, with the inputs that the learner has for them."""
+"""The functions named in the `algorithm` section, bound to their options and to inputs of the learner."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from hooktrainer.algorithms import registry
-from hooktrainer.algorithms import result_checks as returned
+from hooktrainer.algorithms import registry, result_checks
 from hooktrainer.algorithms.advantages import check_epsilon
 from hooktrainer.algorithms.aggregation import Totals
 from hooktrainer.algorithms.options import AlgorithmOptions
@@ -20,44 +19,44 @@ from hooktrainer.errors import ConfigError, Fault
 
 @attrs.frozen
 class Functions:
-    """All of them; what is wrong with their options is known before the first update."""
+    """The bound functions. Faults in their options are found before the first update."""
 
     advantages: registry.Bound
     policy_loss: registry.Bound
     aggregation: registry.Bound
     weight: registry.Bound | None
-    """By proximal over behaviour policy."""
+    """Weight by the ratio of proximal to behaviour policy, if there is one."""
 
     @classmethod
     def of(cls, algorithm: AlgorithmOptions, *, has_critic: bool, max_response_length: int | None) -> Functions:
-        """Bind them; what each call returns is looked at.
+        """Bind the functions of a configuration; the result of each call is checked.
 
-        Raises `ConfigError` with the addresses of keys: for an input or option that is not there, an option that no
-        function takes, and bounds that a registered function refuses.
+        Raise `ConfigError` with the addresses of all faults: a missing input or option, an option that no function
+        takes, and bounds that a registered function refuses.
         """
         answers = {"rewards", "groups", "lengths", "mask", "token_rewards", "reduce"}
         answers |= {"values"} if has_critic else set()
         tokens = ("logprobs", "proximal", "behaviour", "advantages", "mask")
         totals = ("values", "mask", "totals", "groups", *constants(max_response_length))
-        weighs = algorithm.behaviour_weight != "none"
-        made = cls(
+        weighted = algorithm.behaviour_weight != "none"
+        functions = cls(
             advantages=_bound(algorithm, "adv_estimator", answers, algorithm.adv_args),
             policy_loss=_bound(algorithm, "policy_loss", tokens, algorithm.policy_loss_args),
             aggregation=_bound(algorithm, "loss_agg_mode", totals),
             weight=_bound(algorithm, "behaviour_weight", ("log_ratio", "mask"), algorithm.behaviour_weight_args)
-            if weighs
+            if weighted
             else None,
         )
         faults = [
-            *made._untaken(algorithm),
-            *made._refused(max_response_length),
+            *functions._unused_options(algorithm),
+            *functions._refused_bounds(max_response_length),
             *_penalty(algorithm, max_response_length),
         ]
         if faults:
             raise ConfigError(faults)
-        return made
+        return functions
 
-    def _untaken(self, algorithm: AlgorithmOptions) -> Iterator[Fault]:
+    def _unused_options(self, algorithm: AlgorithmOptions) -> Iterator[Fault]:
         bound = [
             each for each in (self.advantages, self.policy_loss, self.aggregation, self.weight) if each is not None
         ]
@@ -67,8 +66,8 @@ class Functions:
                 text = registry.taken_by_none(key, value, [each.name for each in bound])
                 yield Fault(f"algorithm.{key}", text)
 
-    def _refused(self, max_response_length: int | None) -> Iterator[Fault]:
-        """What registered functions say of their bounds, on one token; those of the user's own are left alone."""
+    def _refused_bounds(self, max_response_length: int | None) -> Iterator[Fault]:
+        """Yield the faults that registered functions raise for one token; functions of the user are not called."""
         token, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
         inputs: dict[str, object] = dict.fromkeys(
             ("logprobs", "proximal", "behaviour", "advantages", "values", "log_ratio"), token
@@ -90,7 +89,7 @@ class Functions:
 
 
 def constants(max_response_length: int | None) -> Mapping[str, object]:
-    """What an aggregation may ask for that is the same in every update."""
+    """Return the inputs of an aggregation that are the same in every update."""
     return {} if max_response_length is None else {"max_response_length": max_response_length}
 
 
@@ -102,7 +101,7 @@ def _bound(
         bound = registry.bind(section[key], registry.FUNCTIONS[key], inputs=inputs, section=section, args=args)
     except ConfigError as error:
         raise ConfigError([*_at(f"algorithm.{key}", error)]) from error
-    return attrs.evolve(bound, check=partial(returned.check, key, bound.name))
+    return attrs.evolve(bound, check=partial(result_checks.check, key, bound.name))
 
 
 def _penalty(algorithm: AlgorithmOptions, max_response_length: int | None) -> Iterator[Fault]:
@@ -110,7 +109,7 @@ def _penalty(algorithm: AlgorithmOptions, max_response_length: int | None) -> It
     if buffer is None:
         return
     if max_response_length is None:
-        text = f"{buffer} tokens before the longest response, which the learner was not told: give max_response_length"
+        text = f"the penalty of {buffer} tokens before the longest response needs its length: give max_response_length"
         yield Fault("algorithm.overlong_buffer", text)
         return
     try:

@@ -1,4 +1,4 @@
-"""Tasks, their prompts and their tokenizer."""
+"""Tasks with prompts and scores, the prompts of a run, and a character tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks with prompts out of a random generator share: splits, epochs and partial credit."""
+"""Base of tasks whose prompts a random generator draws: train and held-out split, epochs and partial credit."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from attrs.validators import ge, instance_of, optional
 from hooktrainer.errors import ConfigError
 
 HELDOUT_SHARE: Final = 8
-"""One prompt in this many is held out, by a checksum of its text: whatever the seed, the sets cannot meet."""
-_PATIENCE: Final = 1000
-"""Held-out prompts in a row that were all known, after which there are no more."""
-_ONE_SIDED: Final = 10_000
-"""Prompts in a row that all belong to the other set, after which this one is empty."""
+"""One prompt in this many is held out, by a checksum of its text, so that the sets are disjoint for every seed."""
+_MAX_REPEATED: Final = 1000
+"""Repeated held-out prompts in a row after which the held-out set is considered complete."""
+_MAX_OTHER_SET: Final = 10_000
+"""Prompts in a row of the other set after which this set is considered empty."""
 
 
 @attrs.frozen(kw_only=True)
 class GeneratedTask:
-    """Base of tasks that make up their prompts; a task adds `alphabet` and `draw`."""
+    """Base of tasks that draw their prompts. A task defines `alphabet`, `longest_prompt` and `draw`."""
 
     size: int | None = attrs.field(default=None, validator=optional([instance_of(int), ge(1)]))
-    """Prompts of one epoch; every epoch has the same ones in another order. Endless if left out."""
+    """Prompts of one epoch. Every epoch has the same prompts in a different order. Endless if left out."""
 
     def draw(self, rng: np.random.Generator) -> tuple[str, str]:
-        """One prompt with its answer: (text, truth)."""
+        """Draw one prompt with its answer: (text, truth)."""
         raise NotImplementedError
 
     def train(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Training prompts with their answers; `seed` decides which, or only their order if `size` is given."""
+        """Yield training prompts with their answers. `seed` determines the prompts, or only their order with `size`."""
         if self.size is None:
             yield from self._split(np.random.default_rng((1, seed)), heldout=False)
         else:
@@ -42,34 +42,34 @@ class GeneratedTask:
                 yield prompts[place]
 
     def heldout(self, size: int) -> Sequence[tuple[str, str]]:
-        """The first `size` held-out prompts, all different. Raises `ConfigError` if the task has not that many."""
+        """Return the first `size` held-out prompts, all different. Raise `ConfigError` if the task has fewer."""
         found: dict[str, str] = {}
-        in_vain = 0
+        repeated = 0
         for text, truth in self._split(np.random.default_rng(0), heldout=True):
-            if len(found) == size or in_vain == _PATIENCE:
+            if len(found) == size or repeated == _MAX_REPEATED:
                 break
-            in_vain = in_vain + 1 if text in found else 0
+            repeated = repeated + 1 if text in found else 0
             found[text] = truth
         if len(found) < size:
-            raise ConfigError(f"{size} held-out prompts were asked for, but {self} has {len(found)}")
+            raise ConfigError(f"{size} held-out prompts were requested, but {self} has {len(found)}")
         return tuple(found.items())
 
     def score(self, truth: str, answer: str) -> float:
-        """Share of the positions that are right, counted over the longer of both texts."""
+        """Return the share of correct positions, relative to the longer of both texts."""
         right = sum(one == other for one, other in zip(truth, answer, strict=False))
         return right / max(len(truth), len(answer), 1)
 
     def _split(self, rng: np.random.Generator, *, heldout: bool) -> Iterator[tuple[str, str]]:
-        in_vain = 0
-        while in_vain < _ONE_SIDED:
+        other_set = 0
+        while other_set < _MAX_OTHER_SET:
             text, truth = self.draw(rng)
-            in_vain = in_vain + 1 if _is_heldout(text) != heldout else 0
-            if not in_vain:
+            other_set = other_set + 1 if _is_heldout(text) != heldout else 0
+            if not other_set:
                 yield text, truth
-        wanted, other = ("held-out", "training") if heldout else ("training", "held-out")
+        expected, other = ("held-out", "training") if heldout else ("training", "held-out")
         raise ConfigError(
-            f"{self} has no {wanted} prompts: {_ONE_SIDED} drawn in a row were all {other} ones. One prompt in "
-            f"{HELDOUT_SHARE} is held out, by its text, so a task needs a good many different prompts"
+            f"{self} has no {expected} prompts: {_MAX_OTHER_SET} drawn in a row were all {other} ones. One prompt in "
+            f"{HELDOUT_SHARE} is held out, by its text, so a task needs many different prompts"
         )
 
 

@@ -1,4 +1,4 @@
-"""The prompts of a run: a task's texts, tokenized, with its epochs joined."""
+"""The tokenized prompts of a run, over all epochs of a task."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from hooktrainer.tasks.tokenizer import CharTokenizer
 
 
 class TaskPrompts:
-    """Prompts of a task; epochs follow each other without a gap, each in an order of its own."""
+    """Implementation of `hooktrainer.ports.PromptSource` for a task.
+
+    Epochs follow each other without a gap, each with its own seed.
+    """
 
     def __init__(self, task: Task, tokenizer: CharTokenizer, *, seed: int, total_epochs: int = 1) -> None:
         self._task = task
         self._tokenizer = tokenizer
         self._seed = seed
         self._total_epochs = total_epochs
-        self._epoch = 0  # of the last prompt that was given
-        self._given = 0  # of that epoch
+        self._epoch = 0  # of the last prompt taken
+        self._given = 0  # prompts taken from that epoch
         self._last: tuple[str, str] | None = None
-        self._stream: Iterator[tuple[int, tuple[str, str]]] = iter(())  # with their epochs
+        self._stream: Iterator[tuple[int, tuple[str, str]]] = iter(())  # (epoch, prompt)
         self._ahead: list[tuple[int, tuple[str, str]]] = []
-        self._go_to(0, 0)
+        self._seek(0, 0)
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` has nothing more to give."""
+        """Whether no training prompt is left."""
         return not self._ahead
 
     def take(self, count: int) -> Sequence[Prompt]:
-        """The next `count` training prompts; fewer at the end of the data."""
+        """Return the next `count` training prompts; fewer at the end of the data."""
         found = self._ahead + list(itertools.islice(self._stream, count))
         self._ahead = found[count:]
         for epoch, pair in found[:count]:
@@ -43,28 +46,28 @@ class TaskPrompts:
         return self._tokenized([pair for _, pair in found[:count]])
 
     def heldout(self, count: int) -> Sequence[Prompt]:
-        """The first `count` held-out prompts; always the same ones."""
+        """Return the first `count` held-out prompts; always the same ones."""
         return self._tokenized(self._task.heldout(count))
 
     def state_dict(self) -> Mapping[str, object]:
-        """The place in the data, and what stands there."""
+        """Return the position in the data, and the last prompt taken."""
         return {"epoch": self._epoch, "given": self._given, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises `CheckpointError` if something else stands there now."""
+        """Restore the position. Raise `CheckpointError` if the data has another prompt there."""
         epoch, given, last = state["epoch"], state["given"], state["last"]
         if given:
-            self._go_to(epoch, given - 1)
+            self._seek(epoch, given - 1)
             found = next(((text, truth) for place, (text, truth) in self._ahead if place == epoch), None)
             if found != last:
                 raise CheckpointError(
                     f"prompt {given} of epoch {epoch + 1} was {last!r} when the checkpoint was made, and is {found!r} "
-                    "now: the task, its options or the seed are others. Resume with the same ones, or begin anew."
+                    "now: the task, its options or the seed changed. Resume with the same ones, or start a new run."
                 )
-        self._go_to(epoch, given)
+        self._seek(epoch, given)
         self._epoch, self._given, self._last = epoch, given, last
 
-    def _go_to(self, epoch: int, given: int) -> None:
+    def _seek(self, epoch: int, given: int) -> None:
         self._stream = itertools.islice(self._pairs(epoch), given, None)
         self._ahead = list(itertools.islice(self._stream, 1))
 

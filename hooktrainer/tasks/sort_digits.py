@@ -1,4 +1,4 @@
-"""Sort the digits of a number: `407163>` is answered by `013467`."""
+"""The task of sorting digits: the answer to `407163>` is `013467`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class SortDigits(GeneratedTask):
 
     @property
     def alphabet(self) -> str:
-        """Digits, and the mark behind a prompt."""
+        """The digits and the end mark of a prompt."""
         return "0123456789>"
 
     @property
     def longest_prompt(self) -> int:
-        """The digits and the mark."""
+        """Length of the digits and the mark."""
         return self.digits + 1
 
     def draw(self, rng: np.random.Generator) -> tuple[str, str]:
-        """Digits in any order, and in ascending order."""
+        """Return random digits, and the digits in ascending order."""
         digits = "".join(map(str, rng.integers(10, size=self.digits)))
         return f"{digits}>", "".join(sorted(digits))

@@ -1,4 +1,4 @@
-"""One token a character, for tasks over a small alphabet."""
+"""A character tokenizer for tasks over a small alphabet."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.ports import Tokens
 
 UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
-"""What a special token reads as in the middle of an answer, so that it is never worth anything."""
+"""Text of a special token within an answer, which matches no character of a correct answer."""
 
 
 class CharTokenizer:
-    """Padding, an end token, and one token for each character of the alphabet."""
+    """A tokenizer with padding, an end token, and one token per character of the alphabet."""
 
     pad_id: Final = 0
     eos_id: Final = 1
 
     def __init__(self, alphabet: str) -> None:
         if not alphabet or len(set(alphabet)) != len(alphabet):
-            raise ConfigError(f"an alphabet is made of different characters, at least one; found {alphabet!r}")
+            raise ConfigError(f"an alphabet needs at least one character, all different; found {alphabet!r}")
         self.alphabet: Final = alphabet
         self._ids = {char: number for number, char in enumerate(alphabet, start=2)}
         self._chars = (UNREADABLE, UNREADABLE, *alphabet)
 
     @property
     def vocab_size(self) -> int:
-        """Tokens in all, special ones included."""
+        """Number of tokens, special ones included."""
         return len(self._chars)
 
     def encode(self, text: str) -> Tokens:
-        """Tokens of a text, without an end token. Raises `ConfigError` for a character outside the alphabet."""
+        """Return the tokens of a text, without an end token. Raise `ConfigError` for an unknown character."""
         try:
             return np.array([self._ids[char] for char in text], dtype=np.int64)
         except KeyError as error:
             raise ConfigError(f"{error} in {text!r} is not in the alphabet {self.alphabet!r}") from None
 
     def decode(self, tokens: Tokens) -> str:
-        """Text up to the first end token."""
+        """Return the text up to the first end token."""
         chars = []
         for token in tokens.tolist():
             if token == self.eos_id:

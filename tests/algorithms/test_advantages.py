@@ -130,7 +130,7 @@ def test_advantages_of_a_group_have_mean_zero_and_unit_spread(answers: list[tupl
 def test_a_reward_that_is_not_finite_is_an_error_that_says_which(name: str, bad: float) -> None:
     mask = bools([[1, 1]] * 3)
     inputs = {"rewards": tensor([1, bad, 0]), "groups": ints([0, 0, 0]), "lengths": ints([2, 2, 2]), "mask": mask}
-    with pytest.raises(NonFiniteError, match=rf"reward of answer 1 is {bad}, .*look at the task's score"):
+    with pytest.raises(NonFiniteError, match=rf"reward of answer 1 is {bad}; .*Check the task's score"):
         estimate(name, inputs)
     with pytest.raises(NonFiniteError, match="answer 1"):
         token_rewards(inputs["rewards"], mask)
@@ -166,7 +166,7 @@ def test_a_reward_put_on_a_token_without_a_mask_is_an_error() -> None:
     mask = bools([[1, 1, 0], [1, 0, 1]])
     assert token_rewards(tensor([1, 2]), mask, at=ints([0, 2])).tolist() == [[1, 0, 0], [0, 0, 2]]
     for outside in (1, 3, -1):
-        with pytest.raises(RunError, match=f"reward of answer 1 is put on token {outside}, which has no mask"):
+        with pytest.raises(RunError, match=f"reward of answer 1 is at token {outside}, which has no mask"):
             token_rewards(tensor([1, 2]), mask, at=ints([0, outside]))
 
 

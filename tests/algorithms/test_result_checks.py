@@ -86,8 +86,8 @@ def weights_in_a_column(log_ratio: Tensor) -> Tensor:
             plain_loss,
             (
                 "returned a tensor of shape (5, 4), expected a TokenLoss: return TokenLoss(loss, stats) of "
-                "hooktrainer.algorithms.policy_losses, with loss of shape (5, 4), one value a token, and stats {} or "
-                "what to report"
+                "hooktrainer.algorithms.policy_losses, with loss of shape (5, 4), one value per token, and stats {} "
+                "or the statistics to report"
             ),
         ),
         ("policy_loss", scalar_loss, "returned a tensor of shape (), expected a TokenLoss"),
@@ -96,7 +96,7 @@ def weights_in_a_column(log_ratio: Tensor) -> Tensor:
             loss_of_answers,
             (
                 "returned a TokenLoss whose loss is a tensor of shape (5,), expected a tensor of shape (5, 4), one "
-                "value a token: loss_agg_mode makes one number of them"
+                "value per token; loss_agg_mode aggregates them"
             ),
         ),
         ("policy_loss", loss_without_stats, "returned a TokenLoss whose stats are None, expected a dict of tensors"),
@@ -114,8 +114,8 @@ def weights_in_a_column(log_ratio: Tensor) -> Tensor:
             "adv_estimator",
             no_advantages,
             (
-                "returned None, expected a tensor of shape (5,), one value an answer, or (5, 4), one a token; for a "
-                "critic the pair of advantages and returns"
+                "returned None, expected a tensor of shape (5,), one value per answer, or (5, 4), one per token; "
+                "for a critic the pair of advantages and returns"
             ),
         ),
         ("adv_estimator", one_advantage, "returned a tensor of shape (1,), expected a tensor of shape (5,)"),
@@ -123,7 +123,7 @@ def weights_in_a_column(log_ratio: Tensor) -> Tensor:
         (
             "adv_estimator",
             advantages_and_odd_returns,
-            "returned returns that are a tensor of shape (5,), expected a tensor of shape (5, 4), one value a token",
+            "returned returns that are a tensor of shape (5,), expected a tensor of shape (5, 4), one value per token",
         ),
         (
             "loss_agg_mode",
@@ -134,7 +134,7 @@ def weights_in_a_column(log_ratio: Tensor) -> Tensor:
         (
             "behaviour_weight",
             weights_of_answers,
-            "returned a tensor of shape (5,), expected a tensor of shape (5, 4), one weight a token",
+            "returned a tensor of shape (5,), expected a tensor of shape (5, 4), one weight per token",
         ),
     ],
 )

@@ -57,7 +57,7 @@ def test_seeds_decide_which_prompts_come() -> None:
 
 
 def test_more_held_out_prompts_than_there_are_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="1000 held-out prompts were asked for"):
+    with pytest.raises(ConfigError, match="1000 held-out prompts were requested"):
         SortDigits(digits=2).heldout(1000)
 
 
@@ -133,7 +133,7 @@ def test_special_tokens_inside_an_answer_stay_visible() -> None:
 
 @pytest.mark.parametrize("alphabet", ["", "aba"])
 def test_an_alphabet_needs_different_characters(alphabet: str) -> None:
-    with pytest.raises(ConfigError, match="different characters"):
+    with pytest.raises(ConfigError, match="at least one character, all different"):
         CharTokenizer(alphabet)
 
 
