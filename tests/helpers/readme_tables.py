@@ -83,7 +83,8 @@ def choices(key: str) -> Iterator[Sequence[str]]:
     yield f"`{key}`", "computes"
     for name, target in FUNCTIONS[key].items():
         module, _, function = target.partition(":")
-        yield f"`{name}`", first_sentence(inspect.getdoc(getattr(importlib.import_module(module), function)))
+        does = first_sentence(inspect.getdoc(getattr(importlib.import_module(module), function)))
+        yield f"`{name}`", does.removeprefix("Return ")
 
 
 def files(folder: str) -> Iterator[Sequence[str]]:
