@@ -1,4 +1,4 @@
-"""Test a plugin on the fake bus: no trainer, no torch, no GPU.
+"""Test a plugin on the fake bus, without a trainer, torch or a GPU.
 
 pytest examples/03_test_plugin.py
 """
@@ -12,6 +12,7 @@ from hooktrainer.testing import FakeBus, check_plugin
 
 
 def test_it_stops_above_its_limit() -> None:
+    """Stop the run at a row above the limit, and only there."""
     bus = FakeBus(KLStop(limit=0.2), provides=["metrics.row"])
 
     bus.fire(StepEnd, step=1, row={"actor/ppo_kl": 0.1})
@@ -21,10 +22,12 @@ def test_it_stops_above_its_limit() -> None:
     assert bus.control.reason == "ppo_kl above 0.2"
 
 
-def test_it_needs_a_row_that_somebody_makes() -> None:
+def test_it_needs_a_plugin_that_makes_the_row() -> None:
+    """Refuse a plan in which no plugin makes the row."""
     with pytest.raises(PlanError, match="needs 'metrics.row', which no handler makes"):
         FakeBus(KLStop())
 
 
 def test_it_keeps_the_contract() -> None:
+    """Pass the checks that every plugin must pass."""
     check_plugin(KLStop)

@@ -3,8 +3,8 @@
     python examples/compare.py examples/studies/algorithms.yaml --seeds 0 1 2 --jobs 2
     python examples/compare.py examples/studies/stale_data.yaml --seeds 0 1 2 --figure stale_data.svg
 
-A study names for each of its runs the configuration files, later ones on top, and overrides. Every run is a process of
-its own; runs that are there already are read, not repeated, unless their command or a configuration file has changed.
+A study lists runs, each with its configuration files, of which later ones override earlier ones, and its overrides.
+Every run is a separate process. Finished runs are not repeated, unless their command or a configuration file changed.
 The figure needs matplotlib: `pip install "hooktrainer[plot]"`.
 """
 
@@ -42,17 +42,17 @@ class Variant:
 
 @attrs.frozen
 class Run:
-    """What one seed of a variant came to."""
+    """Results of one seed of a variant."""
 
     steps: tuple[int, ...]
     scores: tuple[float, ...]
     exact: float
     cpu_seconds: float
-    """Of all threads and worker processes; unlike the time on the clock, not stretched by other work on the machine."""
+    """CPU time of all threads and worker processes, which depends less on the load of the machine than elapsed time."""
 
 
 def read_study(path: Path) -> list[Variant]:
-    """The variants of a study; configurations are relative to its file."""
+    """Read the variants of a study; configurations are relative to its file."""
     study = yaml.safe_load(path.read_text(encoding="utf-8"))
     always = study.get("overrides", [])
     return [
@@ -66,7 +66,7 @@ def read_study(path: Path) -> list[Variant]:
 
 
 def train(variant: Variant, seed: int, runs: Path) -> Run:
-    """The run of one seed; trained unless it is there, whole."""
+    """Return the run of one seed; train it unless it is complete."""
     folder = folder_of(variant, seed)
     done, origin = runs / folder / "cpu_seconds", runs / folder / "made_by.json"
     command, now = arguments(variant, seed, runs), made_by(variant, seed, runs)
@@ -83,24 +83,24 @@ def train(variant: Variant, seed: int, runs: Path) -> Run:
 
 
 def folder_of(variant: Variant, seed: int) -> str:
-    """Name of the run."""
+    """Return the name of the run."""
     return f"{''.join(c if c.isalnum() else '_' for c in variant.name)}-{seed}"
 
 
 def arguments(variant: Variant, seed: int, runs: Path) -> list[str]:
-    """What `hooktrainer fit` is told."""
+    """Return the arguments of `hooktrainer fit`."""
     place = [f"seed={seed}", f"run.dir={runs}", f"run.name={folder_of(variant, seed)}"]
     return [*map(str, variant.configs), *variant.overrides, *place]
 
 
 def made_by(variant: Variant, seed: int, runs: Path) -> str:
-    """What a run depends on: its arguments, and what is in its configuration files."""
+    """Return the arguments of a run and the hashes of its configuration files, on which the run depends."""
     files = [hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "" for path in variant.configs]
     return json.dumps({"fit": arguments(variant, seed, runs), "configs": files}, indent=2)
 
 
 def train_all(variants: Sequence[Variant], seeds: Sequence[int], runs: Path, jobs: int) -> dict[str, list[Run]]:
-    """The runs of all variants and seeds; once one has failed, or at Ctrl-C, none is begun any more."""
+    """Return the runs of all variants and seeds. After a failure or Ctrl-C, no further run is started."""
     ended = threading.Event()
 
     def one(variant: Variant, seed: int) -> Run:
@@ -116,7 +116,7 @@ def train_all(variants: Sequence[Variant], seeds: Sequence[int], runs: Path, job
         pending = {variant.name: [pool.submit(one, variant, seed) for seed in seeds] for variant in variants}
         try:
             wait([future for futures in pending.values() for future in futures], return_when=FIRST_EXCEPTION)
-        finally:  # whoever is at work ends first
+        finally:  # wait for the runs in progress
             ended.set()
             pool.shutdown(cancel_futures=True)
     every = [future for futures in pending.values() for future in futures]
@@ -128,7 +128,7 @@ def train_all(variants: Sequence[Variant], seeds: Sequence[int], runs: Path, job
 
 
 def finished(command: Sequence[str]) -> tuple[int, str, float]:
-    """Exit code of a command, what it said on stderr, and the seconds of CPU that it and its children took."""
+    """Run a command; return its exit code, its standard error, and its CPU seconds, including child processes."""
     with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)  # noqa: S603 (our own command)
         _, status, used = os.wait4(child.pid, 0)
@@ -138,7 +138,7 @@ def finished(command: Sequence[str]) -> tuple[int, str, float]:
 
 
 def read_run(folder: Path) -> Run:
-    """The validations of a run, and what it took."""
+    """Read the validations and the CPU time of a run."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     judged = [row for row in rows if METRIC in row]
     return Run(
@@ -150,7 +150,7 @@ def read_run(folder: Path) -> Run:
 
 
 def table(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> str:
-    """Markdown: final scores by seed, their mean and standard deviation, exact answers and time."""
+    """Format a Markdown table: final scores by seed, mean and standard deviation, exact answers, CPU time."""
     titles = ["run", *(f"seed {seed}" for seed in seeds), "mean ± std", "exact", "CPU s"]
     lines = [titles, ["---"] * len(titles)]
     for name, of_seeds in runs.items():
@@ -164,7 +164,7 @@ def table(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> str:
 
 
 def draw(runs: Mapping[str, Sequence[Run]], path: Path) -> None:
-    """Mean score over the steps, with the range over the seeds."""
+    """Draw the mean score over the steps, with the range over the seeds."""
     import matplotlib as mpl  # type: ignore[import-not-found, unused-ignore]
 
     mpl.use("svg")

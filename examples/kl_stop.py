@@ -1,4 +1,4 @@
-"""A plugin of one's own: stop when the policy drifts too far from the sampler."""
+"""A custom plugin: stop when the policy drifts too far from the sampler."""
 
 import attrs
 
@@ -15,6 +15,6 @@ class KLStop(Plugin):
 
     @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
     def look(self, event: StepEnd) -> None:
-        """Look at the row of the step, once it is sealed."""
+        """Stop the run if the row of the step is above the limit."""
         if event.record.row["actor/ppo_kl"] > self.limit:
             event.control.stop(f"ppo_kl above {self.limit}")

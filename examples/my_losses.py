@@ -1,12 +1,12 @@
-"""Policy losses of one's own: YAML names them as `my_losses.py:sapo`, and each is called with what it asks for.
+"""Custom policy losses. YAML names them as `my_losses.py:sapo`; their parameters are filled by name.
 
 Inputs: `logprobs` (current policy), `proximal` (start of the step), `behaviour` (the sampler) and `advantages`, all of
-shape (B, T), and the bool `mask` (B, T). A keyword-only parameter with a default is an option, set by
-`algorithm.policy_loss_args`, or by the key of `algorithm` that has its name. Where the mask is False anything may
-stand, NaN too: select, do not multiply by 0.
+shape (B, T), and the bool `mask` (B, T). A keyword-only parameter with a default is an option. It is set by
+`algorithm.policy_loss_args`, or by the key of `algorithm` with its name. Values where the mask is False may be
+NaN: use `torch.where`, do not multiply by 0.
 
-Each returns a `TokenLoss`: `loss`, one value a token, (B, T), of which `algorithm.loss_agg_mode` makes one number; and
-`stats`, what is to be reported as token means, detached tensors (B, T), or {}.
+Each function returns a `TokenLoss`. Its `loss` has one value per token, (B, T), and is reduced by
+`algorithm.loss_agg_mode`. Its `stats` are detached tensors (B, T), reported as token means, or {}.
 """
 
 import torch
@@ -25,9 +25,9 @@ def sapo(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> TokenLoss:
-    """-(4 / τ) sigmoid(τ (r - 1)) A: a gate that closes softly, where a clip would cut.
+    """Return -(4 / τ) sigmoid(τ (r - 1)) A: a smooth gate instead of a clip.
 
-    τ is `tau_pos` where A > 0, else `tau_neg`. Goes with `seq-mean-token-mean`. Source: SAPO (2511.20347).
+    τ is `tau_pos` where A > 0, else `tau_neg`. Use it with `seq-mean-token-mean`. Source: SAPO (2511.20347).
     """
     log_ratio, advantages = log_ratio_of(logprobs, proximal, mask), selected(advantages, mask)
     tau = torch.where(advantages > 0, advantages.new_tensor(tau_pos), advantages.new_tensor(tau_neg))
@@ -45,9 +45,10 @@ def dppo_binary_tv(
     tv_high: float = 0.2,
     kl_tau: float = 1e-3,
 ) -> TokenLoss:
-    """-keep A ρ + kl_tau log² ρ with ρ = current / behaviour policy: a bound on how far a probability moves.
+    """Return -keep A ρ + kl_tau log² ρ with ρ = current / behaviour policy: a bound on the change of a probability.
 
-    Not kept is what has A > 0 and a probability `tv_high` above the sampler's, or A <= 0 and one `tv_low` below it.
+    Tokens with A > 0 are dropped if their probability is more than `tv_high` above that of the sampler. Tokens with
+    A <= 0 are dropped if it is more than `tv_low` below.
     Source: DPPO with binary total variation, as in prime-rl.
     """
     log_ratio, advantages = log_ratio_of(logprobs, behaviour, mask), selected(advantages, mask)
@@ -69,11 +70,11 @@ def m2po(
     clip_ratio_high: float = 0.2,
     m2_tau: float = 0.04,
 ) -> TokenLoss:
-    """PPO clip without the tokens that have moved furthest from the sampler: the mean of log² ρ stays below `m2_tau`.
+    """Return the PPO clip loss without the most off-policy tokens, so that the mean of log² ρ is below `m2_tau`.
 
-    ρ is proximal / behaviour policy. If no token would be left, the one that moved least is. Tokens are compared within
-    a micro-batch, so that `optim.micro_batch_size` matters. Source: M2PO (2510.01161), as in AReaL, but a dropped token
-    stays in the denominators.
+    ρ is proximal / behaviour policy. At least one token is kept. Tokens are compared within a micro-batch, so the
+    result depends on `optim.micro_batch_size`. Source: M2PO (2510.01161), as in AReaL. Unlike there, dropped tokens
+    remain in the denominators.
     """
     result = ppo_clip(
         logprobs, proximal, advantages, mask, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high
@@ -97,10 +98,10 @@ def opsm(
     clip_ratio_high: float = 0.2,
     opsm_delta: float = 0.1,
 ) -> TokenLoss:
-    """PPO clip without answers that are worse than expected and that the current policy would hardly give any more.
+    """Return the PPO clip loss without bad answers that have become unlikely under the current policy.
 
-    Dropped is what has A < 0, in an answer whose mean of log(behaviour / current policy) is above `opsm_delta`. Source:
-    DeepSeek-V3.2 (2512.02556).
+    Tokens with A < 0 are dropped in answers whose mean of log(behaviour / current policy) is above `opsm_delta`.
+    Source: DeepSeek-V3.2 (2512.02556).
     """
     result = ppo_clip(
         logprobs, proximal, advantages, mask, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high

@@ -1,4 +1,4 @@
-"""The test kit: a plugin is tested with no trainer, no torch and no GPU.
+"""Fakes and checks for tests of plugins, without a trainer, torch or a GPU.
 
 def test_it_stops_above_its_limit() -> None:
     bus = FakeBus(KLStop(limit=0.2), provides=["metrics.row"])
@@ -59,7 +59,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name when it is first used: pytest loads this package in every project, for its fixture."""
+    """Import a name at its first use, because pytest loads this package in every project for its fixture."""
     if name not in __all__:
         raise AttributeError(f"module 'hooktrainer.testing' has no attribute '{name}'")
     return getattr(import_module(f"hooktrainer.testing.{_HOMES.get(name, 'fakes')}"), name)

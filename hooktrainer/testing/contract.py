@@ -1,4 +1,4 @@
-"""Checks that any plugin can be held to, yours too."""
+"""Checks of the plugin contract, for any plugin."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ _TIMES: Final = ("timing_s/", "timing_per_token_ms/", "perf/")
 
 
 def check_plugin(cls: type[Plugin], **options: Any) -> None:
-    """Hold a plugin class to the contract: raises `AssertionError` that says what is missing.
+    """Check a plugin class against the contract. Raises `AssertionError` with the first violation.
 
-    It is built from its defaults (and `options`, for those that have none), attaches to a fake bus, says what it is and
-    what every option means, and gets its state back over a restart, out of what a checkpoint makes of it.
+    - The class is built from its defaults; `options` are values for options without one.
+    - It attaches to a fake bus.
+    - The class and every option have a docstring.
+    - Its state is restored from a checkpoint without a change.
     """
     if not isinstance(cls, type):
         name = type(cls).__name__
-        raise TypeError(f"check_plugin takes the class, and options beside it: check_plugin({name}), found {cls!r}")
-    assert "__attrs_attrs__" in vars(cls), f"{cls.__name__} is no attrs class: put @attrs.define(kw_only=True) above it"
+        raise TypeError(f"check_plugin takes a class and its options: check_plugin({name}), found {cls!r}")
+    assert "__attrs_attrs__" in vars(cls), f"{cls.__name__} is no attrs class: add @attrs.define(kw_only=True)"
     assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
     bare = [option.name for option in options_of(cls) if not option.doc]
     assert not bare, f"{cls.__name__}: no docstring under the option {', '.join(bare)}"
@@ -61,7 +63,7 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
 
 
 def _needed(plugin: Plugin) -> dict[Any, Any]:
-    """A stand-in for everything that the plugin reads and does not make itself."""
+    """Return the `provides` of a fake bus: all data and events that the plugin uses and does not make."""
     handlers = handlers_of(PlacedPlugin.of(plugin, 0)).handlers
     made = {key for handler in handlers for key in handler.makes}
     needed = dict.fromkeys(need.removesuffix("?") for handler in handlers for need in handler.needs)
@@ -74,7 +76,7 @@ def _needed(plugin: Plugin) -> dict[Any, Any]:
 
 
 def _check_state(plugin: Plugin, fresh: Plugin) -> None:
-    """As a checkpoint does it: what is compared is what would be saved, before and after."""
+    """Compare the state that a checkpoint saves before and after a restart."""
     cls = type(plugin).__name__
     before = _saved(plugin)
     fresh.load_state_dict(decode(before, _STATE))
@@ -94,7 +96,7 @@ def _saved(plugin: Plugin) -> Snapshot:
 
 
 def _content(saved: Snapshot) -> Mapping[str, object]:
-    """The saved state by field, with values in the place of names, and the members of sets in one order."""
+    """Return the saved state by field, with tensors and arrays as values and sets in a fixed order."""
 
     def read(tree: Any) -> Any:
         match tree:
@@ -122,12 +124,13 @@ def check_order_independent(
     steps: int = 2,
     iterations: int = 2,
 ) -> None:
-    """Run every permutation of a YAML plugin list on fakes; raises `AssertionError` if the order of the list matters.
+    """Run every permutation of a YAML plugin list on fakes. Raises `AssertionError` if the order of the list matters.
 
-    `plugins` are entries as in YAML, not objects: `"weight_sync"`, or `{"use": "my_lab.stop:EarlyStop", "limit": 0.2}`
-    for a class of yours. Rows must be equal (times aside), and the plans up to the order of handlers that share a
-    priority. `metrics` is what the fake learner reports in each update, counted from 1: give what your plugins read,
-    `metrics=lambda update: {"actor/ppo_kl": 0.1 * update}`. Sinks named in the list are replaced by fakes.
+    `plugins` are entries as in YAML, not objects: `"weight_sync"` or `{"use": "my_lab.stop:EarlyStop", "limit": 0.2}`.
+    All rows must be equal, except for times. The plans may differ only in the order of handlers of equal priority.
+
+    `metrics` returns the metrics that the fake learner reports in an update, counted from 1. Include the keys that
+    your plugins read: `metrics=lambda update: {"actor/ppo_kl": 0.1 * update}`. Sinks in the list are replaced by fakes.
     """
     for entry in plugins:
         if isinstance(entry, (Plugin, type)):
@@ -160,7 +163,7 @@ def _run(
             trainer.fit()
         except KeyError as error:
             given = ", ".join(metrics(1))
-            error.add_note(f"the fake learner reports {given}; give what your plugins read: metrics=lambda update: ...")
+            error.add_note(f"the fake learner reports {given}; add the keys that are read: metrics=lambda update: ...")
             raise
     return tied, [{"step": step, **row} for name in sorted(sinks) for step, row in sinks[name].rows]
 
@@ -181,7 +184,7 @@ def _difference(first: Sequence[Mapping[str, object]], second: Sequence[Mapping[
 
 
 def fake_ports(**given: Any) -> Ports:
-    """Ports for a whole run on fakes; any of them can be given."""
+    """Return the ports of a run with a fake for each one that is not given."""
     fakes: dict[str, Any] = {
         "learner": FakeLearner(),
         "engine": FakeEngine(),

@@ -1,4 +1,4 @@
-"""The fake bus: the real one, with the makers that a test leaves out stood in."""
+"""The fake bus: the real bus, with a stand-in for each maker that a test leaves out."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ STANDARD: Final[Mapping[str, tuple[Place, ...]]] = {
     "replay.policy": ((FitStart, Priority.PREPARE),),
     "weights.published": ((FitStart, Priority.SYNC), (StepEnd, Priority.SYNC)),
 }
-"""Where the built-in makers sit."""
+"""Places of the built-in makers."""
 
 
 class FakeBus:
-    """Plugins on the real bus, checked exactly as in a run, with no trainer.
+    """Plugins on the real bus without a trainer. The plan is validated as in a run. Raises `PlanError`.
 
-    `provides` names what is left out: known data, an event class that another plugin would send, or with a mapping any
-    data and its place, `{"judge.scores": (StepEnd, Priority.COLLECT)}`. If no plugin syncs, a stand-in emits
-    `weights_synced` in step_end. What the plugins work on is passed to them as fakes. Raises `PlanError` for what a run
-    would refuse.
+    `provides` lists the data and events of plugins that the test leaves out: names of built-in data, or classes of
+    events. A mapping gives the place of any other data: `{"judge.scores": (StepEnd, Priority.COLLECT)}`.
+    A stand-in makes them. If no plugin emits `weights_synced`, a stand-in emits it in step_end.
+
+    Pass fakes to the ports of the plugins.
     """
 
     def __init__(
@@ -49,29 +50,29 @@ class FakeBus:
 
     @property
     def plan(self) -> Plan:
-        """The plan, stand-ins included."""
+        """Return the plan, including stand-ins."""
         return self.bus.plan
 
     @property
     def control(self) -> Control:
-        """What the plugins did to the run: `control.reason`."""
+        """Return the control of the run; `control.reason` is set if a plugin stopped the run."""
         return self.bus.control
 
     @property
     def emitted(self) -> tuple[Event, ...]:
-        """What handlers emitted during the last `fire`, in order."""
+        """Return the events that handlers emitted during the last `fire`, in order."""
         return tuple(self.bus.queued)
 
     @property
     def row(self) -> Row:
-        """The sealed row of the step fired last."""
+        """Return the sealed row of the step fired last."""
         return self.record.row
 
     def fire(self, event: type[E], *, row: Mapping[str, Value] | None = None, **fields: Any) -> E:
-        """Send an event and return it; fields left out are filled in, and `row` is what the stand-in maker seals.
+        """Send an event and return it. Fields that are left out get defaults; `row` is sealed by the stand-in.
 
-        Events of one step share a record until its row is sealed. `fit_end` gets the record of a step that is still
-        open, or with `row` an unreported one.
+        Events of one step share a record until its row is sealed. `fit_end` gets the record of the last step if that
+        is not sealed, or a new one if `row` is given.
         """
         _refuse_no_class(event)
         known = [field.name for field in attrs.fields(event) if field.name not in ("control", "record")]
@@ -87,7 +88,7 @@ class FakeBus:
         try:
             self.bus.emit(filled, self._record_for(filled))
         except KeyError as error:
-            error.add_note(f"a handler read what this test does not give: fire({event.__name__}, {_giving(event)})")
+            error.add_note(f"a handler read a key that the test does not set: fire({event.__name__}, {_giving(event)})")
             raise
         return filled
 
@@ -128,7 +129,7 @@ class FakeBus:
         }
         if unknown := [key for key, found in places.items() if not found and key not in MADE_BY_THE_CORE.values()]:
             raise ConfigError(
-                f"provides {', '.join(unknown)}: no built-in plugin makes that; say where it is made, "
+                f"provides {', '.join(unknown)}: no built-in plugin makes that; add the place where it is made, "
                 f'provides={{"{unknown[0]}": (StepEnd, Priority.COLLECT)}}.{did_you_mean(unknown[0], STANDARD)}'
             )
         makers = [_stand_in(key, [(*place, self._action(key)) for place in found]) for key, found in places.items()]
@@ -174,7 +175,7 @@ def _planned(entries: list[PlacedPlugin]) -> Plan:
         lacking = [key for key in STANDARD if f"needs '{key}', which no handler makes" in str(error)]
         if lacking:
             named = ", ".join(f'"{key}"' for key in lacking)
-            error.add_note(f"in a test, something can stand in for the plugin that makes it: provides=[{named}]")
+            error.add_note(f"in a test, add a stand-in for the plugin that makes it: provides=[{named}]")
         raise
 
 
@@ -184,7 +185,7 @@ def _giving(event: type[Event]) -> str:
 
 
 class _RecordingBus(Bus):
-    """The real bus, with a memory for what handlers emitted."""
+    """The real bus, which also records the events that handlers emit."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -197,9 +198,7 @@ class _RecordingBus(Bus):
 
 def _check_version(event: WeightsSynced) -> None:
     if event.version != event.step:
-        raise SyncError(
-            f"weights_synced says step {event.step} but version {event.version}; step k publishes version k"
-        )
+        raise SyncError(f"weights_synced has step {event.step} but version {event.version}; step k publishes version k")
 
 
 def _sync(event: StepEnd) -> None:
@@ -207,13 +206,13 @@ def _sync(event: StepEnd) -> None:
 
 
 def _nothing(_: Event) -> None:
-    """What a stand-in does where nothing depends on it."""
+    """Do nothing; a stand-in whose effect is not needed."""
 
 
 def _stand_in(
     key: str, places: Iterable[tuple[type[Event], int, Callable[[Any], None]]], emits: Iterable[type[Event]] = ()
 ) -> PlacedPlugin:
-    """A plugin that stands where the maker of `key` would."""
+    """Return a plugin at the places of the maker of `key`."""
     makes = [] if emits else [key]
     handlers = {
         event.signal: on(event, priority=priority, makes=makes, emits=list(emits))(_method(action))

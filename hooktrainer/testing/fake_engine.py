@@ -1,4 +1,4 @@
-"""Fakes of what holds weights and what brings them; they need no torch."""
+"""Fakes of an engine and of a weight transport; they need no torch."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from hooktrainer.weight_sync.protocol import SyncAttempt, VerifiedTransport
 
 
 def scores_of(weights: Mapping[str, Any], tokens: Tokens) -> Floats:
-    """Log-probabilities that depend on all weights, numbers or tensors."""
+    """Return log-probabilities that depend on all weights, which may be numbers or tensors."""
     total = sum(float(value.sum() if hasattr(value, "sum") else value) for value in weights.values())
     return np.full(len(tokens) - 1, -abs(total), np.float32)
 
 
 class FakeHolder:
-    """Holds weights, the ones in use and the ones before; they may be anything that can be copied."""
+    """Holds the current and the previous weights, which may be any object that can be copied."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, Any]] = [(-1, None)]
         self._staged: tuple[int, Any] | None = None
         self.calls: list[str] = []
-        """What was asked of it: stage, pause, flip, unflip, resume, logprobs, start, answer, close."""
+        """Names of the methods that were called: stage, pause, flip, unflip, resume, logprobs, start, answer, close."""
         self.paused = False
-        """Between `pause` and `resume`."""
+        """True between `pause` and `resume`."""
 
     @property
     def version(self) -> int:
-        """Version that it samples from."""
+        """Return the version of the current weights."""
         return self._held[-1][0]
 
     @property
     def held(self) -> Any:
-        """The weights in use."""
+        """Return the current weights."""
         return self._held[-1][1]
 
     def spec(self) -> None:
-        """It takes everything."""
+        """Accept any weights."""
 
     def stage(self, weights: Any, version: int) -> Mapping[str, int]:
-        """Copy weights beside those in use, in one bucket or in several."""
+        """Copy weights without using them, in one bucket or in several; return their checksums."""
         self.calls.append("stage")
         copied = copy.deepcopy(dict(weights))
         before = self._staged[1] if self._staged and self._staged[0] == version else {}
@@ -52,7 +52,7 @@ class FakeHolder:
         return {name: checksum(value) for name, value in copied.items()}
 
     def pause(self) -> None:
-        """Sample nothing until `resume`."""
+        """Start no request until `resume`."""
         self.calls.append("pause")
         self.paused = True
 
@@ -65,19 +65,19 @@ class FakeHolder:
         self._staged = None
 
     def unflip(self) -> None:
-        """Go back to the weights before."""
+        """Return to the previous weights."""
         self.calls.append("unflip")
         self._staged = None
         if len(self._held) > 1:
             self._held.pop()
 
     def resume(self) -> None:
-        """Sample again."""
+        """Start requests again."""
         self.calls.append("resume")
         self.paused = False
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """A number that depends on all weights in use; the fake learner gives the same one."""
+        """Return log-probabilities that depend on all current weights; a fake learner returns the same ones."""
         self.calls.append("logprobs")
         return scores_of(self.held, tokens)
 
@@ -95,12 +95,12 @@ class FakeEngine(FakeHolder):
         self._buffer: ReplayBuffer | None = None
 
     def start(self, buffer: ReplayBuffer) -> None:
-        """Begin to serve."""
+        """Serve this buffer."""
         self.calls.append("start")
         self._buffer = buffer
 
     def pump(self) -> None:
-        """Finish everything that is pending."""
+        """Finish all pending groups."""
         while self._buffer is not None and (groups := self._buffer.claim(64, block=False)):
             for group in groups:
                 if error := self._fails(group):
@@ -109,16 +109,16 @@ class FakeEngine(FakeHolder):
                     self._buffer.finish(group, [self._trajectory()] * self._answers)
 
     def answer(self, prompts: Sequence[Prompt]) -> Sequence[Trajectory]:
-        """One answer to each prompt."""
+        """Return one answer for each prompt."""
         self.calls.append("answer")
         return [self._trajectory()] * len(prompts)
 
     def take_metrics(self) -> Mapping[str, object]:
-        """Nothing."""
+        """Return no metrics."""
         return {}
 
     def close(self) -> None:
-        """Stop."""
+        """Record the call."""
         self.calls.append("close")
 
     def _trajectory(self) -> Trajectory:
@@ -131,9 +131,9 @@ class FakeEngine(FakeHolder):
 
 
 class FakeTransport(VerifiedTransport):
-    """The real protocol over engines that take everything in one piece, as fakes do.
+    """The real sync protocol, with all weights in one bucket.
 
-    It raises the errors it was given, one a publish (None for success), before anything else.
+    `errors` are raised one per publish, before anything else; None is a success.
     """
 
     def __init__(
@@ -142,12 +142,12 @@ class FakeTransport(VerifiedTransport):
         self._errors = list(errors)
         self._before_publish = before_publish
         self.published: list[int] = []
-        """Versions that arrived."""
+        """Versions that were published."""
 
     def publish(
         self, weights: Any, version: int, engines: Sequence[WeightHolder], **options: Any
     ) -> Mapping[str, object]:
-        """Bring weights to engines."""
+        """Publish weights to engines, or raise the next error."""
         self._before_publish(version)
         if self._errors and (error := self._errors.pop(0)):
             raise error

@@ -26,7 +26,7 @@ class FakeRunState:
     latest: Snapshot | None = None
     logged_step: int = 0
     captured: list[int] = attrs.field(factory=list)
-    """The steps that were captured."""
+    """Steps that were captured."""
     began_anew: list[int] = attrs.field(factory=list)
     """The steps in which the learner was restored."""
 

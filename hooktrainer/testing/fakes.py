@@ -1,4 +1,4 @@
-"""Small fakes, one for every port; they need no torch and finish everything at once."""
+"""Small fakes of ports; they need no torch and never wait."""
 
 from __future__ import annotations
 
@@ -16,94 +16,94 @@ from hooktrainer.testing.fake_engine import scores_of
 
 
 class ManualClock:
-    """A clock that stands still until it is told."""
+    """A clock that is advanced by hand."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
 
     def now(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         if seconds < 0:
             raise ValueError(f"time does not go back by {-seconds} s")
         self._now += seconds
 
 
 class FakeLearner:
-    """Reports the metrics it was given, one update after another; its weights are the number of updates."""
+    """A learner that reports given metrics, one mapping per update. Its weights are the number of updates."""
 
     def __init__(self, metrics: Sequence[Mapping[str, object]] | Callable[[int], Mapping[str, object]] = ()) -> None:
         self._metrics = metrics
         self.skips_nonfinite = False
         self.batches: list[tuple[Group, ...]] = []
-        """The groups of every update."""
+        """Groups of every update."""
         self.steps: list[int] = []
-        """Every step that was started."""
+        """Steps that were started."""
 
         self._updates_before = 0
 
     @property
     def updates(self) -> int:
-        """Updates made, those before a restart included."""
+        """Return the number of updates, including those before a restart."""
         return self._updates_before + len(self.batches)
 
     def start_step(self, step: int) -> None:
-        """Remember the step."""
+        """Record the step."""
         self.steps.append(step)
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
-        """Remember the batch and report the next metrics; nothing once they are used up."""
+        """Record the batch and return the next metrics, or none after the last."""
         self.batches.append(tuple(groups))
         if callable(self._metrics):
             return self._metrics(self.updates)
         return self._metrics[self.updates - 1] if self.updates <= len(self._metrics) else {}
 
     def weights(self) -> Any:
-        """The full state."""
+        """Return the weights."""
         return {"updates": self.updates}
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        """What an engine says that holds the same weights."""
+        """Return the log-probabilities of a fake engine with the same weights."""
         return scores_of(self.weights(), tokens)
 
     def state_dict(self) -> Mapping[str, object]:
-        """The number of updates."""
+        """Return the number of updates."""
         return {"updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the number of updates."""
         self._updates_before = state["updates"] - len(self.batches)
 
 
 @attrs.define
 class FakeKLControl:
-    """A coefficient in the open."""
+    """A public coefficient."""
 
     kl_coeff: float = 0.1
 
 
 class FakeBuffer(GroupBuffer):
-    """The real buffer, which needs no trainer either; it raises if its ledger is off, and what it was given is open."""
+    """The real buffer. It raises if the ledger does not balance, and its policy and filter are public."""
 
     def __init__(self, limits: ReplayOptions | None = None, *, clock: Clock | None = None) -> None:
         super().__init__(limits, clock=clock, strict=True)
 
     @property
     def policy(self) -> Strategy:
-        """What the staleness plugin handed over."""
+        """Return the strategy set by the staleness plugin."""
         return self._policy
 
     @property
     def filter(self) -> Callable[[Group], bool]:
-        """What decides which finished groups are wanted."""
+        """Return the filter of finished groups."""
         return self._filter
 
 
 class FakePrompts:
-    """Numbered prompts, `count` of them or without end."""
+    """Numbered prompts: `count` of them, or an endless source."""
 
     def __init__(self, count: int | None = None) -> None:
         self._left = count
@@ -111,26 +111,26 @@ class FakePrompts:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there are no more."""
+        """Return whether no prompts are left."""
         return self._left == 0
 
     def take(self, count: int) -> Sequence[Prompt]:
-        """The next prompts."""
+        """Return the next prompts."""
         count = count if self._left is None else min(count, self._left)
         self._left = None if self._left is None else self._left - count
         self._next += count
         return [_prompt(number) for number in range(self._next - count, self._next)]
 
     def heldout(self, count: int) -> Sequence[Prompt]:
-        """Prompts that `take` never gives."""
+        """Return prompts that `take` never returns."""
         return [_prompt(-1 - number) for number in range(count)]
 
     def state_dict(self) -> Mapping[str, object]:
-        """The number of the next prompt."""
+        """Return the number of the next prompt."""
         return {"next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from it."""
+        """Restore the number of the next prompt."""
         self.take(state["next"] - self._next)
 
 
@@ -140,18 +140,18 @@ def _prompt(number: int) -> Prompt:
 
 @attrs.define
 class FakeSink:
-    """Keeps rows in memory; refuses a step that is not the next higher one, or a row after `close`."""
+    """Keeps rows in memory. Raises `ValueError` if steps do not ascend, or if the sink is not open."""
 
     rows: list[tuple[int, Row]] = attrs.field(factory=list)
     state: str = "new"
-    """new, open or closed."""
+    """`new`, `open` or `closed`."""
 
     def open(self) -> None:
-        """Get ready."""
+        """Accept rows."""
         self.state = "open"
 
     def write(self, step: int, row: Row) -> None:
-        """Take one row."""
+        """Append a row."""
         if self.state != "open":
             raise ValueError(f"step {step} was written to a sink that is {self.state}")
         if self.rows and step <= self.rows[-1][0]:
@@ -159,11 +159,11 @@ class FakeSink:
         self.rows.append((step, row))
 
     def close(self) -> None:
-        """Let go."""
+        """Refuse further rows."""
         self.state = "closed"
 
     def column(self, key: str) -> list[tuple[int, object]]:
-        """(step, value) of every row that has this key."""
+        """Return (step, value) of every row that has this key."""
         return [(step, row[key]) for step, row in self.rows if key in row]
 
 
@@ -179,21 +179,21 @@ class FakeRewindableSink(FakeSink):
 
 
 class FakeTask:
-    """Asks for a letter to be repeated."""
+    """A task of repeating a letter."""
 
     alphabet = "ab"
     longest_prompt = 2
     size = None
 
     def train(self, seed: int) -> Iterator[tuple[str, str]]:
-        """The same two prompts, without end."""
+        """Yield the same two prompts endlessly."""
         while True:
             yield from [("a", "a"), ("b", "b")][:: 1 if seed % 2 == 0 else -1]
 
     def heldout(self, size: int) -> Sequence[tuple[str, str]]:
-        """Prompts of two letters."""
+        """Return prompts of two letters."""
         return [("ab", "ab")] * size
 
     def score(self, truth: str, answer: str) -> float:
-        """1 for an exact answer."""
+        """Return 1 for an exact answer, else 0."""
         return float(truth == answer)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fake_bus() -> Callable[..., FakeBus]:
-    """The class `FakeBus`, without importing it: `fake_bus(MyPlugin(), provides=["metrics.row"])`."""
+    """Return the class `FakeBus`: `fake_bus(MyPlugin(), provides=["metrics.row"])`."""
     from hooktrainer.testing import FakeBus  # not at import: pytest loads this module in every project
 
     return FakeBus

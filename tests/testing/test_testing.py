@@ -99,7 +99,7 @@ class TestFakeBus:
         FakeBus(Reader(), provides={"judge.scores": (StepEnd, Priority.COLLECT)})
         with pytest.raises(PlanError, match="before <stand-in for judge.scores>"):
             FakeBus(Reader(), provides={"judge.scores": (StepEnd, Priority.REPORT)})
-        with pytest.raises(ConfigError, match=r"no built-in plugin makes that; say where"):
+        with pytest.raises(ConfigError, match=r"no built-in plugin makes that; add the place"):
             FakeBus(Reader(), provides=["judge.scores"])
 
     def test_what_plugins_add_is_in_the_row(self) -> None:
@@ -137,7 +137,7 @@ class TestFakeBus:
             def sync(self, event: StepEnd) -> None:
                 event.control.emit(WeightsSynced(step=event.step, version=event.step + 1))
 
-        with pytest.raises(SyncError, match="says step 1 but version 2"):
+        with pytest.raises(SyncError, match="has step 1 but version 2"):
             FakeBus(Wrong()).fire(StepEnd)
 
     def test_what_another_plugin_would_send_is_fired_by_hand(self) -> None:
@@ -238,7 +238,7 @@ class TestCheckPlugin:
         class Forgot(Plugin):
             """Has no decorator."""
 
-        with pytest.raises(AssertionError, match="put @attrs.define"):
+        with pytest.raises(AssertionError, match="add @attrs.define"):
             check_plugin(Forgot)
 
     def test_a_handler_with_a_fault_fails(self) -> None:
