@@ -53,9 +53,10 @@ def test_its_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     fill(tmp_path, page)
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType(f"readme_of_{page.parent.name}")
+    module.__file__ = str(written(page, tmp_path))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     vars(module).update(DEFINED.get(page, {}))
-    given = {"tmp_path": tmp_path, "monkeypatch": monkeypatch, "fake_bus": lambda: FakeBus}
+    given = {"tmp_path": tmp_path, "monkeypatch": monkeypatch, "fake_bus": FakeBus}
 
     for block in blocks(page, "python"):
         run(block, module)
@@ -64,10 +65,19 @@ def test_its_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             test(**{parameter: given[parameter] for parameter in inspect.signature(test).parameters})
 
 
+def written(page: Path, folder: Path) -> Path:
+    """Write the Python of a page to a file, each block at its line of the page, for tracebacks and `inspect`."""
+    source = ""
+    for block in blocks(page, "python"):
+        source += "\n" * (block.line - 1 - source.count("\n")) + block.text
+    path = folder / f"{page.stem}.py"
+    path.write_text(source)
+    return path
+
+
 def run(block: Block, module: types.ModuleType) -> None:
-    """Run a block, with the lines of the page in tracebacks."""
     source = "\n" * (block.line - 1) + block.text
-    exec(compile(source, str(block.path), "exec", dont_inherit=True), vars(module))
+    exec(compile(source, str(module.__file__), "exec", dont_inherit=True), vars(module))
 
 
 @pytest.mark.parametrize("block", [block for page in pages() for block in blocks(page, "yaml")], ids=str)
