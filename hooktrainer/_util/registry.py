@@ -46,7 +46,7 @@ class Kind(Mapping[str, Registered], Generic[T]):
     """A kind of object that a configuration can name, as a mapping of its registered names."""
 
     noun: str
-    """What messages call one object of this kind."""
+    """The word for one object of this kind in messages."""
     group: str = ""
     """Entry-point group that registers names; empty if `table` has all of them."""
     table: Mapping[str, str] = attrs.field(factory=dict, repr=False)

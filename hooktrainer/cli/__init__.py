@@ -1,7 +1,7 @@
 """The command line: every module here without a leading underscore is a command.
 
 A command has a docstring whose first line is its help, and two functions, `add_arguments(parser)` and `run(args)`. It
-imports what it works with inside of `run`, so that no command pays for another.
+imports its dependencies inside of `run`, so that every command starts quickly.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 when done, 2 if the configuration is wrong, 1 on failure, 130 if interrupted."""
     make_lenient()
     args = _parse(argv)
-    # `package.module:Class` is found beside the working directory, as under `python -m hooktrainer`.
-    if os.getcwd() not in sys.path:  # noqa: PTH109 (a string, as sys.path wants)
+    # `package.module:Class` is imported from the working directory, as under `python -m hooktrainer`.
+    if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds strings)
         sys.path.append(os.getcwd())  # noqa: PTH109
     return leave_with(lambda: _code(args))
 
@@ -42,16 +42,16 @@ def _code(args: argparse.Namespace) -> int:  # noqa: PLR0911 (one for each way t
         complain(_faults_text(error, getattr(args, "config", ())))
         return 2
     except BrokenPipeError:
-        # The reader went away; Python would complain once more when it flushes at exit.
+        # The reader closed the pipe; without this, Python reports it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Aborted:
-        complain("aborted; what was on its way to disk is left as it is\n")
+        complain("aborted; writes in progress were not completed\n")
         exit_now(130)
     except KeyboardInterrupt:
         complain("interrupted\n")
         return 130
-    except SystemExit as error:  # somebody's code, or a signal, ended the run: whatever it says, that is no success
+    except SystemExit as error:  # raised by a signal or by the code of a user: a failure, also with code 0
         complain(_exit_text(error))
         return error.code if isinstance(error.code, int) and error.code else 1
     except HookTrainerError as error:
@@ -96,7 +96,7 @@ def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
 
 
 def _exit_text(error: SystemExit) -> str:
-    if error.code in (128 + signal.SIGTERM, 128 + signal.SIGHUP):  # whose handler it came in says nothing
+    if error.code in (128 + signal.SIGTERM, 128 + signal.SIGHUP):  # the notes name a handler that did not cause it
         return "terminated\n"
     notes = getattr(error, "__notes__", ())
     return "\n".join([f"the run was ended by SystemExit({error.code!r})", *(f"  {note}" for note in notes), ""])
@@ -106,7 +106,7 @@ def _failure_text(error: HookTrainerError) -> str:
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
-    if not isinstance(chain[-1], HookTrainerError):  # what somebody's code raised is found by its traceback alone
+    if not isinstance(chain[-1], HookTrainerError):  # an error of a user's code needs its traceback
         return "".join(traceback.format_exception(error))
     notes = [note for raised in chain for note in getattr(raised, "__notes__", ())]
     return "\n".join([f"the run failed: {': '.join(map(str, chain))}", *(f"  {note}" for note in notes), ""])

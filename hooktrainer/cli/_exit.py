@@ -1,4 +1,4 @@
-"""What somebody's code leaves running must not keep the process from ending."""
+"""End the process although the code of a user left threads or processes running."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 PATIENCE_S: Final = 1.0
-"""Seconds for all that is left to end by itself, and again after SIGTERM."""
+"""Seconds to wait for remaining threads and processes, and again after SIGTERM."""
 
 
 def leave_with(command: Callable[[], int]) -> int:
-    """Run a command; what it leaves behind is ended and named. Does not return if a thread of it never ends."""
+    """Run a command, then end and report the processes it left running; exit if one of its threads does not end."""
     before = {*_children(), *threading.enumerate()}
     code = command()
     try:
@@ -32,13 +32,13 @@ def leave_with(command: Callable[[], int]) -> int:
         exit_now(130)
     stuck = [thread.name for thread in left if thread.is_alive()]
     if stuck:
-        complain(f"left running by the run, and does not end: thread {', '.join(stuck)}; the process ends without it\n")
+        complain(f"left running: thread {', '.join(stuck)}, which does not end; the process exits without it\n")
         exit_now(code)
     return code
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process at once, whatever still runs in it."""
+    """Exit the process at once, without waiting for its threads."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -48,15 +48,15 @@ def exit_now(code: int) -> NoReturn:
 
 
 def _children() -> list[BaseProcess]:
-    """Processes that Python would wait for when it exits."""
-    module = sys.modules.get("multiprocessing.process")  # who has started one has imported it
+    """Return the processes that Python would wait for at exit."""
+    module = sys.modules.get("multiprocessing.process")  # imported by any code that starts a process
     return module.active_children() if module is not None else []
 
 
 def _end_processes(children: list[BaseProcess]) -> None:
     for act, name in ((None, ""), ("terminate", "SIGTERM"), ("kill", "SIGKILL")):
         for child in [child for child in children if act and child.is_alive()]:
-            complain(f"left running by the run: process {child.name} (pid {child.pid}); sending {name}\n")
+            complain(f"left running: process {child.name} (pid {child.pid}); sending {name}\n")
             getattr(child, act or "")()
         deadline = monotonic() + PATIENCE_S
         for child in children:

@@ -13,18 +13,18 @@ from hooktrainer.cli._config import add_config_arguments, load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A configuration."""
+    """Add the arguments of a configuration."""
     add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose the run, train, and say how it ended."""
-    atexit.register(gc.freeze)  # else Python looks through all of torch for garbage, for seconds, before it ends
+    """Compose the run, train, and print how it ended."""
+    atexit.register(gc.freeze)  # otherwise garbage collection at exit takes seconds with torch
     with handled() as interrupts:
         try:
             return _train(args)
         except Exception as error:
-            if not interrupts.came_before_signals(error):  # else it is what somebody's code made of the signal
+            if not interrupts.came_before_signals(error):  # otherwise a user's code turned the signal into an error
                 interrupts.raise_it()
             raise
 
@@ -42,13 +42,13 @@ def _train(args: argparse.Namespace) -> int:
         result = trainer.fit()
     except BaseException:
         complete = trainer.ports.buffer.version
-        known = complete or config.run.resume == "off"  # a resume may have failed before it knew
-        complain(f"{_steps(complete)} complete, {kept}\n" if known else f"no step was made, {kept}\n")
+        known = complete or config.run.resume == "off"  # a resume may fail before the restored step is known
+        complain(f"{_steps(complete)} complete, {kept}\n" if known else f"no step was completed, {kept}\n")
         raise
     reason = f" ({result.reason})" if result.reason else ""
     steps = result.step - result.began
-    gone_on = f" ({result.began + 1} to {result.step})" if result.began and steps > 1 else ""
-    made = f"{_steps(steps)}{gone_on}"
+    numbers = f" ({result.began + 1} to {result.step})" if result.began and steps > 1 else ""
+    made = f"{_steps(steps)}{numbers}"
     say(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
     return 0
 

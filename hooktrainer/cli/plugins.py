@@ -1,4 +1,4 @@
-"""List what YAML can name and set: plugins, tasks, models, engines, sinks and sections, with their options."""
+"""List the plugins, tasks, models, engines, sinks and sections of a configuration, with their options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECTIONS: Final = "sections"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """An optional name."""
+    """Add an optional name."""
     parser.add_argument(
         "name",
         nargs="?",
@@ -45,16 +45,16 @@ def _all_places() -> list[tuple[str, str]]:
     return [*named, *((_SECTIONS, name) for name in section_classes())]
 
 
-def _places_of(wanted: str) -> list[tuple[str, str]]:
-    """Where a name is found. Raises `ConfigError` if that is nowhere, or it cannot be used."""
+def _places_of(requested: str) -> list[tuple[str, str]]:
+    """Return the groups that have a name. Raises `ConfigError` if none has it, or its class cannot be used."""
     places = _all_places()
-    chosen = [(group, name) for group, name in places if name == wanted]
-    if ":" in wanted or wanted.endswith(".py"):
-        chosen = [("plugins", wanted)]
+    chosen = [(group, name) for group, name in places if name == requested]
+    if ":" in requested or requested.endswith(".py"):
+        chosen = [("plugins", requested)]
     if not chosen:
         names = sorted({name for _, name in places})
-        near = did_you_mean(wanted, names)
-        raise ConfigError(f"nothing has the name '{wanted}'; there are {', '.join(names)}.{near}")
+        near = did_you_mean(requested, names)
+        raise ConfigError(f"nothing has the name '{requested}'; there are {', '.join(names)}.{near}")
     for group, name in chosen:
         _class_of(group, name)
     return chosen
@@ -78,7 +78,7 @@ def _lines(group: str, name: str) -> Iterator[str]:
         yield f"  {name}: cannot be used: {error}"
         return
     yield from _wrapped(f"{name}: {summary(cls)}", "  ")
-    for option in options_of(cls) if group != "sinks" else ():  # sinks are named, and told nothing
+    for option in options_of(cls) if group != "sinks" else ():  # a sink takes no options in YAML
         yield f"      {option.name}: {option.type}" + (f" = {option.default}" if option.default else "  (required)")
         yield from _wrapped(option.doc, "          ")
 

@@ -1,4 +1,4 @@
-"""Predict staleness, waste and waiting in virtual time, before anything is spent; imports no torch."""
+"""Predict staleness, waste and waiting in virtual time, before training; imports no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hooktrainer.cli._config import add_config_arguments, load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A configuration, how long things take, and what to vary."""
+    """Add a configuration, the durations, and the settings to vary."""
     add_config_arguments(parser)
-    times = "SECONDS, lognormal:MEAN:SIGMA, or recorded:RUN_DIR for what a run measured"
+    times = "SECONDS, lognormal:MEAN:SIGMA, or recorded:RUN_DIR for the times of a run"
     parser.add_argument(
         "--generate", metavar="TIME", default="lognormal:4:1", help=f"time of one group: {times} (default: %(default)s)"
     )
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate every setting and print a table; 1 if no setting could be run."""
+    """Simulate every setting and print a table; return 1 if no setting could be run."""
     from hooktrainer.simulation import Schedule, parse_distribution, sweep
     from hooktrainer.simulation.table import LEGEND, as_json, as_text
 
@@ -79,7 +79,7 @@ def _seed(text: str) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What a real run would warn of stands in the table."""
+    """Suppress warnings, since the table shows their causes."""
     logger = logging.getLogger("hooktrainer")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -86,7 +86,7 @@ def test_a_second_run_keeps_the_first_and_says_so_once(caplog: pytest.LogCapture
 
     assert "seed: 1" in Path("runs/inline.1/config.yaml").read_text()
     assert "seed: 2" in Path("runs/inline/config.yaml").read_text()
-    assert sum("kept as inline.1" in record.getMessage() for record in caplog.records) == 1
+    assert sum("renamed to inline.1" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_data_that_ends_closes_the_last_cycle() -> None:

@@ -46,9 +46,9 @@ def commands() -> Iterator[Sequence[str]]:
 def plugins() -> Iterator[Sequence[str]]:
     """Registered plugins of this distribution, with their options and defaults."""
     yield "plugin", "does", "options"
-    for name, found in registry.known("plugins").items():
+    for name, found in registry.PLUGINS.items():
         if found.distribution == "hooktrainer":
-            cls = registry.resolve("plugins", name)
+            cls = registry.PLUGINS.resolve(name)
             options = ", ".join(f"`{option.name}: {option.default or 'required'}`" for option in options_of(cls))
             yield f"`{name}`", first_sentence(summary(cls)), options or "none"
 
@@ -70,7 +70,7 @@ def options(name: str) -> Iterator[Sequence[str]]:
     """Options of a section, or of a registered plugin, engine, task or model."""
     yield "option", "type", "default", "meaning"
     found = [section_classes()[name]] if name in section_classes() else []
-    found += [registry.resolve(kind, name) for kind in registry.KINDS if name in registry.known(kind)]
+    found += [kind.resolve(name) for kind in registry.KINDS.values() if name in kind]
     if len(found) != 1:
         raise LookupError(f"{len(found)} classes have the name {name}")
     for option in options_of(found[0]):
@@ -81,9 +81,8 @@ def options(name: str) -> Iterator[Sequence[str]]:
 def choices(key: str) -> Iterator[Sequence[str]]:
     """Functions that a key of the `algorithm` section can name."""
     yield f"`{key}`", "computes"
-    for name, target in FUNCTIONS[key].items():
-        module, _, function = target.partition(":")
-        does = first_sentence(inspect.getdoc(getattr(importlib.import_module(module), function)))
+    for name in FUNCTIONS[key]:
+        does = first_sentence(inspect.getdoc(FUNCTIONS[key].resolve(name)))
         yield f"`{name}`", does.removeprefix("Return ")
 
 

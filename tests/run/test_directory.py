@@ -29,7 +29,7 @@ def test_earlier_runs_are_kept_under_the_next_free_number_and_that_is_said(
 
     texts = {path.name: (path / "plan.txt").read_text() for path in tmp_path.iterdir()}
     assert texts == {"a": "2", "a.1": "0", "a.2": "1"}
-    assert [record.getMessage().rpartition("kept as ")[2] for record in caplog.records] == ["a.1", "a.2"]
+    assert [record.getMessage().rpartition("renamed to ")[2] for record in caplog.records] == ["a.1", "a.2"]
 
 
 def test_a_place_that_cannot_be_written_is_a_fault_of_the_configuration_and_leaves_nothing(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_run_that_cannot_take_its_place_leaves_the_earlier_one_in_it(
 def test_two_runs_of_one_name_do_not_share_a_directory(tmp_path: Path) -> None:
     first = RunDirectory(tmp_path / "a", {"plan.txt": "1"})
 
-    with pytest.raises(ConfigError, match=r"run.name: another run is going on in .*/a. Wait for it"):
+    with pytest.raises(ConfigError, match=r"run.name: another run is using .*/a. Wait for it"):
         RunDirectory(tmp_path / "a", {"plan.txt": "2"})
     RunDirectory(tmp_path / "b", {"plan.txt": "3"}).release()
     assert (tmp_path / "a" / "plan.txt").read_text() == "1"
@@ -81,7 +81,7 @@ def test_a_link_to_a_run_is_that_run(tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to("real")
     first = RunDirectory(tmp_path / "real", {}, "auto")
 
-    with pytest.raises(ConfigError, match=r"another run is going on in .*/alias"):
+    with pytest.raises(ConfigError, match=r"another run is using .*/alias"):
         RunDirectory(tmp_path / "alias", {}, "auto")
     first.release()
 

@@ -180,9 +180,9 @@ def test_an_error_of_an_ending_is_shown_after_the_signal_that_came_before_it(tmp
 
 @pytest.mark.parametrize(("act", "last", "named"), [
     pytest.param(
-        "child", "sending SIGKILL", "left running by the run: process mine (pid ", marks=pytest.mark.slow
+        "child", "sending SIGKILL", "left running: process mine (pid ", marks=pytest.mark.slow
     ),
-    ("thread", "the process ends without it", "left running by the run, and does not end: thread mine"),
+    ("thread", "the process exits without it", "left running: thread mine, which does not end"),
 ])  # fmt: skip
 def test_what_a_plugin_leaves_running_is_ended_and_named(act: str, last: str, named: str, tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="step_start", act=act), "trainer.total_steps=2")

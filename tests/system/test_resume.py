@@ -477,7 +477,7 @@ class TestOtherSettings:
         before = Path("runs/run/config.yaml").read_text()
 
         assert fit(RESUME, "model.width=32") == 1
-        assert "no step was made, kept in runs/run" in capsys.readouterr().err
+        assert "no step was completed, kept in runs/run" in capsys.readouterr().err
         assert fit(RESUME, "trainer.total_steps=1", "optim.lr=1") == 0
         assert "already_done (2 steps are done; total_steps is 1)" in capsys.readouterr().out
         assert Path("runs/run/config.yaml").read_text() == before
@@ -491,7 +491,7 @@ class TestOtherSettings:
         assert fit(*options, *changed) == 0
 
         expected = "model.heads 2 -> 1, optim.lr 0.001 -> 0.5, plugins.validation.every 2 -> 3"
-        assert said(caplog).count(f"it goes on with other settings than before: {expected}") == 1
+        assert said(caplog).count(f"the run resumes with changed settings: {expected}") == 1
 
     def test_nothing_is_said_where_nothing_is_other(self, caplog: pytest.LogCaptureFixture) -> None:
         fit("trainer.total_steps=1")

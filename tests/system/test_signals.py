@@ -224,7 +224,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
 
     assert run.ended() == 130
     assert time.monotonic() - sent < 1
-    assert run.err.endswith("aborted; what was on its way to disk is left as it is\n")
+    assert run.err.endswith("aborted; writes in progress were not completed\n")
     assert not (tmp_path / "saved").exists()
 
 
