@@ -157,7 +157,7 @@ def test_a_place_that_cannot_be_written_exits_2(capsys: pytest.CaptureFixture[st
 
     assert main(["fit", "inline.yaml", "run.dir=file/below"]) == 2
 
-    assert "cannot be made" in capsys.readouterr().err
+    assert "cannot be created" in capsys.readouterr().err
 
 
 def no_number(rewards: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,7 @@ def test_a_second_run_of_a_name_is_refused_while_the_first_goes_on(capsys: pytes
     first = build_trainer(load_config("inline.yaml"))
 
     assert main(["fit", "inline.yaml"]) == 2
-    assert "another run is going on" in capsys.readouterr().err
+    assert "another run is using" in capsys.readouterr().err
 
     first.fit()
     assert main(["fit", "inline.yaml"]) == 0

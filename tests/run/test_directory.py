@@ -35,11 +35,11 @@ def test_earlier_runs_are_kept_under_the_next_free_number_and_that_is_said(
 def test_a_place_that_cannot_be_written_is_a_fault_of_the_configuration_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ConfigError, match=r"run: the run directory .* cannot be made: File exists"):
+    with pytest.raises(ConfigError, match=r"run: the run directory .* cannot be created: File exists"):
         RunDirectory(tmp_path / "file" / "a", {"plan.txt": ""})
 
     (tmp_path / "b").mkdir()
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         RunDirectory(tmp_path / "a", {"good.txt": "", "no/such/folder.txt": ""})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "file"]
 
