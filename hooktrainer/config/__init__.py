@@ -1,8 +1,22 @@
-"""The typed configuration: sections, files, overrides and faults. It knows no bus and no plugin."""
+"""The typed configuration: sections, files, overrides and faults; it depends on neither bus nor plugins."""
 
 from __future__ import annotations
 
 from hooktrainer.config.entries import PluginEntry, Use
 from hooktrainer.config.sections import Config, RunConfig, TrainerConfig
 
-__all__ = ["Config", "PluginEntry", "RunConfig", "TrainerConfig", "Use"]
+__all__ = [
+    "Config",
+    "PluginEntry",
+    "RunConfig",
+    "TrainerConfig",
+    "Use",
+    "conversion",
+    "entries",
+    "faults",
+    "fields",
+    "files",
+    "scalars",
+    "sections",
+    "short_forms",
+]

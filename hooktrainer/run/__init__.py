@@ -1,4 +1,4 @@
-"""A run: from YAML to a trainer. The only package that wires the others together."""
+"""From a configuration to a trainer: names, loading, composition and the run directory; the only package that wires."""
 
 from __future__ import annotations
 
