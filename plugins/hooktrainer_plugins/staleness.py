@@ -50,17 +50,17 @@ class Staleness(Plugin):
 
     def check(self, config: Config) -> Iterable[str]:
         """Refuse a warm-up that the strategy ignores, or evicts in every step."""
-        warmup, per_step = config.trainer.num_warmup_batches, config.trainer.parameter_sync_step
-        oldest = 1 + -(-warmup // per_step)
+        warmup, updates_per_step = config.trainer.num_warmup_batches, config.trainer.parameter_sync_step
+        oldest = 1 + -(-warmup // updates_per_step)
         if self._strategy.evicts(oldest):
-            allowed = per_step * (self.max_off_policy_threshold - 1)
+            allowed = updates_per_step * (self.max_off_policy_threshold - 1)
             yield (
                 f"num_warmup_batches = {warmup} is more than parameter_sync_step x (max_off_policy_threshold - 1) = "
-                f"{per_step} x {self.max_off_policy_threshold - 1} = {allowed}: every step would evict "
+                f"{updates_per_step} x {self.max_off_policy_threshold - 1} = {allowed}: every step would evict "
                 f"groups that were dispatched ahead. Raise the threshold to {oldest} or lower W to {allowed}."
             )
-        per_batch = config.trainer.train_batch_size
-        if warmup and self._strategy.budget(version=0, trained=0, outstanding=0, per_step=per_batch) is not None:
+        groups_per_step = config.trainer.train_batch_size
+        if warmup and self._strategy.budget(version=0, trained=0, outstanding=0, per_step=groups_per_step) is not None:
             yield (
                 f"num_warmup_batches = {warmup} has no effect: '{self.max_off_policy_strategy}' dispatches by its "
                 f"budget, {self.max_off_policy_threshold} x train_batch_size ahead. Set it to 0."

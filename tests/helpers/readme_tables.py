@@ -56,9 +56,9 @@ def plugins() -> Iterator[Sequence[str]]:
 def handlers() -> Iterator[Sequence[str]]:
     """Registered plugins of this distribution, with the signals and bands of their handlers."""
     yield "plugin", "does", "handlers"
-    for name, found in registry.known("plugins").items():
+    for name, found in registry.PLUGINS.items():
         if found.distribution == "hooktrainer":
-            cls = registry.resolve("plugins", name)
+            cls = registry.PLUGINS.resolve(name)
             places = [
                 f"{handler.event.signal} {handler.band.name}"
                 for handler in handlers_of(PlacedPlugin.of(cls(), 0)).handlers
