@@ -7,6 +7,7 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -71,4 +72,6 @@ def _default(field: attrs.Attribute[Any]) -> str:
     if field.default is attrs.NOTHING:
         return ""
     default = default_of(field)
+    if isinstance(default, Path) and default.is_relative_to(Path.cwd()):
+        return repr(str(default.relative_to(Path.cwd())))
     return "..." if default is attrs.NOTHING else repr(default)

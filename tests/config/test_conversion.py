@@ -4,7 +4,7 @@ import attrs
 import pytest
 from attrs.validators import ge, in_
 
-from hooktrainer.config import Config, PluginEntry
+from hooktrainer.config import Config, PluginEntry, RunConfig
 from hooktrainer.config.conversion import HINT, read
 from hooktrainer.config.faults import Faults
 from hooktrainer.config.fields import field_type, key_paths
@@ -223,3 +223,8 @@ def _configurable() -> list[type]:
 def test_every_class_and_option_is_documented(cls: type) -> None:
     assert summary(cls)
     assert [option.name for option in options_of(cls) if not option.doc] == []
+
+
+def test_the_default_of_a_path_is_shown_relative_to_the_working_directory() -> None:
+    shown = {option.name: option.default for option in options_of(RunConfig)}
+    assert shown == {"name": "", "dir": "'runs'", "resume": "'off'"}
