@@ -17,8 +17,8 @@ from functools import partial
 
 from hooktrainer._util.random_state import preserved_random_state
 from hooktrainer._util.shutdown import attempt, finish, interruptible
+from hooktrainer.bus import Bus
 from hooktrainer.bus.binding import Ports, bind
-from hooktrainer.bus.bus import Bus
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.checkpoint.background import BackgroundStore

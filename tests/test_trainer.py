@@ -1,4 +1,4 @@
-"""The loop: what a step is, where its numbers land, and how runs end."""
+"""The training loop: steps, the rows of their metrics, and the ends of runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from hooktrainer_plugins.weight_sync import WeightSync
 
 @attrs.define
 class Witness(Plugin):
-    """Keeps every event, and acts on the one it is told."""
+    """Keeps every event, and calls an action for its type."""
 
     seen: list[Event] = attrs.field(factory=list)
     acts: Mapping[type[Event], Callable[[Event], None]] = attrs.field(factory=dict)
@@ -97,7 +97,7 @@ class Witness(Plugin):
 
 @attrs.define
 class Run:
-    """A run on fakes, with everything in reach."""
+    """A run on fakes, with access to its parts."""
 
     config: TrainerConfig
     extra: Sequence[Plugin] = ()

@@ -57,7 +57,7 @@ class Ports:
     """Further ports, by the type that plugins annotate."""
 
     def by_type(self) -> Mapping[type, object]:
-        """Return the components by port type, without `RunState`, which the trainer adds."""
+        """Return the components by port type, without those that the trainer adds."""
         standard = (self.learner, self.engine, self.buffer, self.transport, self.prompts, self.clock)
         return {**dict(zip(STANDARD_PORTS, standard, strict=False)), **self.extra}
 
@@ -68,9 +68,7 @@ def bind(plugins: tuple[PlacedPlugin, ...], ports: Ports, run: Mapping[type, obj
     Raise `ConfigError` with all ports that the run does not offer.
     """
     offered = {**ports.by_type(), **run}
-    faults = [
-        fault for placed in plugins for fault in (*_bind_typed(placed, offered), *_bind_named(placed, ports.sinks))
-    ]
+    faults = [fault for plugin in plugins for fault in _bind(plugin, offered, ports.sinks)]
     if faults:
         raise ConfigError(faults)
 

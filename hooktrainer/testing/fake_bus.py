@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 
-from hooktrainer.bus.bus import Bus
+from hooktrainer.bus import Bus
 from hooktrainer.bus.control import ROW
 from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.bus.plan import MADE_BY_THE_CORE, Plan

@@ -1,4 +1,4 @@
-"""Ports are bound by type or by name, and what cannot be bound is said before anything runs."""
+"""Ports are bound by type or by name, and a port that cannot be bound is a fault before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hooktrainer.testing import FakeEngine, FakeSink, fake_ports
 
 
 class Judge:
-    """A port of a user's own."""
+    """A port type of a user."""
 
 
 @attrs.define

@@ -1,4 +1,4 @@
-"""The bus: who is called, when, and what happens if one fails."""
+"""The bus: which handlers are called, when, and the failures of handlers."""
 
 from __future__ import annotations
 

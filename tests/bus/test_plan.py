@@ -1,4 +1,4 @@
-"""The plan: order, and what a composition is refused for."""
+"""The plan: the order of handlers, and the faults that a composition is refused for."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ class TestData:
 
 @attrs.frozen(kw_only=True)
 class ScoresJudged(Event):
-    """A signal of a user's own."""
+    """A signal of a user."""
 
 
 class TestSignals:

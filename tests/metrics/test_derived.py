@@ -1,4 +1,4 @@
-"""Values recomputed from their aggregated parts."""
+"""Values computed from their reduced parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which reduction a plain number gets, and what becomes of lists, tensors and NaNs on the way."""
+"""The reduction of plain numbers, lists, tensors and NaNs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hooktrainer.metrics import Counts, Last, Max, Mean, Min, Record, Reduction,
 def row_of(
     iterations: Sequence[Mapping[str, object]], samples: Sequence[int] | None = None, rules: RuleTable | None = None
 ) -> Mapping[str, object]:
-    """What a step with these iterations comes to."""
+    """Return the row of a step with these iterations."""
     record = Record(step=1)
     for values, count in zip(iterations, samples or [1] * len(iterations), strict=True):
         record.add((rules or RuleTable()).to_metrics(values, count))
@@ -26,7 +26,7 @@ def row_of(
 
 
 def reduced(key: str, values: Sequence[object], samples: Sequence[int] | None = None) -> object:
-    """What one key with a value an iteration comes to."""
+    """Return the value of one key with one value for each iteration."""
     return row_of([{key: value} for value in values], samples).get(key)
 
 

@@ -1,4 +1,4 @@
-"""Device values as host numbers, one transfer a device."""
+"""Transfer of device values to the host, one for each device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSFERS = {"tolist", "item", "cpu", "numpy", "__float__", "__int__", "__bool__
 
 
 class Counted(torch.Tensor):
-    """Counts what would wait for a device."""
+    """Counts the transfers that wait for a device."""
 
     transfers: list[str] = []
 

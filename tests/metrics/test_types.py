@@ -1,4 +1,4 @@
-"""The metric algebra: every reduction, every kind of number, and merges that do not depend on their tree."""
+"""Metric types: every reduction, every kind of number, and merges in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""metric_aggregation on the fake bus: what becomes of the metrics of iterations."""
+"""metric_aggregation on the fake bus: the reduction of the metrics of iterations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hooktrainer_plugins.metric_aggregation import MetricAggregation
 def row_of(
     iterations: Sequence[Mapping[str, object]], samples: Sequence[int] = (), rules: Mapping[str, str] | None = None
 ) -> Row:
-    """The row of a step with these metrics in its iterations."""
+    """Return the row of a step with these metrics in its iterations."""
     bus = FakeBus(MetricAggregation(rules=dict(rules or {})), provides=["iteration.metrics"])
     for place, metrics in enumerate(iterations):
         count = samples[place] if samples else 1

@@ -14,7 +14,7 @@ from hooktrainer_plugins.watchdog import Watchdog
 
 
 class Pipe:
-    """Standard error that says when something was written."""
+    """Standard error that sets an event when text is written."""
 
     def __init__(self) -> None:
         self.reports: list[str] = []
