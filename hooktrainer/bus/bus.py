@@ -78,20 +78,20 @@ class PlannedSignal(blinker.NamedSignal):
         try:
             for band in self.bands:
                 if band.context is None or not any(handler.due(sender) for handler in band.handlers):
-                    failures += self._call(band, sender)
+                    self._call(band, sender, failures)
                 else:
                     with band.context():
-                        failures += self._call(band, sender)
+                        self._call(band, sender, failures)
         finally:
             bus.running = None  # an interrupt can come between two handlers
         if failures:
             raise _first(failures)
         return []
 
-    def _call(self, band: Band, event: Any) -> list[BaseException]:
-        """Call the handlers of a band and deliver the signals that they emitted; return the errors once closing."""
-        bus, interrupts = self._bus, self._bus.interrupts
-        failures: list[BaseException] = []
+    def _call(self, band: Band, event: Any, failures: list[BaseException]) -> None:
+        """Call the handlers of a band and deliver the signals that they emitted; append the errors once closing."""
+        bus = self._bus
+        interrupts = bus.interrupts
         started = perf_counter()
         for handler in band.handlers:
             if handler.every is not None and not handler.due(event):
@@ -115,7 +115,6 @@ class PlannedSignal(blinker.NamedSignal):
         bus.running = None
         if band.emits:
             failures += bus.deliver(band.handlers, event)
-        return failures
 
 
 def _first(failures: list[BaseException]) -> BaseException:
