@@ -4,8 +4,7 @@ Handlers run by priority; ties are ordered by place in the plugin list, then by 
 delivered when the band that emitted it ends. A pass is fit_start, one step (its iterations taken once), or fit_end.
 Along the running order of a pass, the plan refuses to read data before it is made, or to add to it afterwards. It also
 refuses data that is read but made by no handler, and data that is made twice. Data made in fit_start is available in
-later passes, unless they make it themselves.
-Adding to data that no handler makes is allowed, since no handler can read it.
+later passes, unless they make it themselves. Adding to data that no handler makes is allowed: no handler can read it.
 """
 
 from __future__ import annotations
