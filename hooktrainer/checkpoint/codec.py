@@ -32,7 +32,7 @@ _CONTAINERS: Final[Mapping[type, str]] = {tuple: "tuple", set: "set", frozenset:
 
 
 def encode(step: int, parts: Mapping[str, object]) -> Snapshot:
-    """Return a snapshot with copies of all parts. Raise `CheckpointError` with the path of a value of another type."""
+    """Return a snapshot with copies of all parts. Raise `CheckpointError` for a type that cannot be saved."""
     encoder = _Encoder()
     trees = {name: encoder.tree(value, name, 0) for name, value in parts.items()}
     return Snapshot(step=step, parts=trees, tensors=encoder.tensors, arrays=encoder.arrays)

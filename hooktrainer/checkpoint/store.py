@@ -105,7 +105,7 @@ class Store:
             skipped = self._earlier_checkpoints() | skipped
         else:
             skipped = {step: reason for step, reason in skipped.items() if step > found.snapshot.step}
-        self._log_skipped(found, skipped, allow_fresh=allow_fresh)
+        self._report_skipped(found, skipped, allow_fresh=allow_fresh)
         return found
 
     @staticmethod
@@ -132,7 +132,7 @@ class Store:
         for temporary, kind in self._temporary_steps():
             files.discard(self.root / f".step_{temporary:08d}.{kind}")
 
-    def _log_skipped(self, found: StoredCheckpoint | None, skipped: dict[int, str], *, allow_fresh: bool) -> None:
+    def _report_skipped(self, found: StoredCheckpoint | None, skipped: dict[int, str], *, allow_fresh: bool) -> None:
         reasons = "; ".join(reason for _, reason in sorted(skipped.items()))
         if found is None and skipped:
             if not allow_fresh:

@@ -35,7 +35,7 @@ class JsonlSink:
     """Not used; all sinks have the same constructor arguments."""
     _open: bool = attrs.field(default=False, init=False, repr=False)
     _existed: bool = attrs.field(default=False, init=False, repr=False)
-    _last_given: int | None = attrs.field(default=None, init=False)
+    _last_attempt: int | None = attrs.field(default=None, init=False)
     """The step of the last call of `write`, which may have been interrupted."""
     _written: int = attrs.field(default=-1, init=False)
     """The step of the last row that was written completely."""
@@ -59,7 +59,7 @@ class JsonlSink:
             files.sync(self.directory)
         except OSError as error:
             raise RecordError(f"rows cannot be written to {self.path}: {error}. Move or remove that path") from None
-        self._open, self._last_given = True, None
+        self._open, self._last_attempt = True, None
 
     def write(self, step: int, row: Row) -> None:
         """Append a row and sync it to disk. Raise `RecordError` unless steps ascend.
@@ -78,7 +78,7 @@ class JsonlSink:
 
     def _write(self, step: int, row: Row) -> None:
         last = self._last_step()  # read from the file, which another process may have changed
-        if step == last == self._last_given:
+        if step == last == self._last_attempt:
             return
         if step <= last:
             raise RecordError(f"step {step} follows step {last} in {self.path}; steps must ascend")
@@ -86,7 +86,7 @@ class JsonlSink:
             _LOG.warning("%s: rows up to step %d were removed by another process", self.path, self._written)
         line = json.dumps({"step": step} | self._finite(row) | {"step": step}, allow_nan=False)
         whole = self.path.stat().st_size if self.path.exists() else 0
-        self._last_given = step
+        self._last_attempt = step
         try:
             with self.path.open("ab") as file:  # opened for each row, so that no handle can go stale
                 file.write(f"{line}\n".encode())

@@ -27,8 +27,8 @@ class FakeRunState:
     logged_step: int = 0
     captured: list[int] = attrs.field(factory=list)
     """Steps that were captured."""
-    began_anew: list[int] = attrs.field(factory=list)
-    """The steps in which the learner was restored."""
+    learner_restores: list[int] = attrs.field(factory=list)
+    """Step of every `restore_learner`."""
 
     def record_logged_step(self, step: int) -> None:
         """Record the step in `logged_step`."""
@@ -52,7 +52,7 @@ class FakeRunState:
     def restore_learner(self, snapshot: Snapshot, *, step: int) -> None:
         """Restore the state and record the step."""
         self.state = decode(snapshot, "state")
-        self.began_anew.append(step)
+        self.learner_restores.append(step)
 
     def random(self) -> Mapping[str, object]:
         """Return a copy of the generators."""

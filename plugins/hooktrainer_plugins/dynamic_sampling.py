@@ -59,7 +59,7 @@ class DynamicSampling(Plugin):
             )
 
     @on(FitStart, priority=Priority.PREPARE)
-    def hand_over(self, _event: FitStart) -> None:
+    def set_filter(self, _event: FitStart) -> None:
         """Set the filter of the buffer."""
         self.buffer.set_filter(self.judge)
 

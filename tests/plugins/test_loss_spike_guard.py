@@ -131,7 +131,7 @@ def test_a_rollback_restores_the_learner_before_the_step_is_published_and_is_cou
     assert watched.see(*USUAL, 5.0) == [9]
 
     assert watched.run.state["weights"] == 8
-    assert (watched.run.began_anew, watched.run.latest) == ([9], None)
+    assert (watched.run.learner_restores, watched.run.latest) == ([9], None)
     assert watched.bus.row["actor/rollbacks"] == 1
 
 

@@ -72,7 +72,7 @@ def test_a_rollback_goes_back_to_the_last_step_that_ended_and_is_counted() -> No
     bus.fire(StepEnd, step=3)
 
     assert guard.run.state["weights"] == 2
-    assert guard.run.began_anew == [3]
+    assert guard.run.learner_restores == [3]
     assert bus.row["actor/rollbacks"] == 1
 
 
