@@ -63,7 +63,7 @@ class Sink(Protocol):
 
     A class that YAML names is constructed as `Class(directory, total_steps)`: the run directory, a `Path`, and the
     number of steps, None if the run lasts until its data ends. All other parameters need defaults. The name is a
-    registered one, `package.module:Class`, or `file.py:Class` relative to the working directory.
+    registered one, `package.module:Class`, or `file.py:Class` relative to the YAML file.
     """
 
     def open(self) -> None:

@@ -23,7 +23,8 @@ class LogAfterCollect(Plugin):
     """Write one row per step: the metrics of its own updates, its sync time and its validation."""
 
     sinks: Sequence[Sink] = port(named=True, default=("console", "jsonl"))
-    """Sinks that rows are written to: registered names, `package.module:Class` or `file.py:Class`."""
+    """Sinks that rows are written to: registered names, `package.module:Class`, or `file.py:Class` relative to
+    the YAML file."""
 
     run: RunState = port()
 
