@@ -55,10 +55,9 @@ class PaddedBatch:
         dtype: torch.dtype = torch.float32,
         leaves_out_truncated: bool = False,
     ) -> Self:
-        """Pad the answers of these groups and move them to the device.
+        """Pad the answers of these groups and move them to the device; without a group, one answer without tokens.
 
-        Without a group, the batch has one answer without tokens, since models need a row. With `leaves_out_truncated`,
-        no token of a truncated answer is trained on; its score still counts.
+        With `leaves_out_truncated`, no token of a truncated answer is trained on; its score still counts.
         """
         groups = groups or [_without_tokens(pad_id)]
         rows = [(group.prompt.tokens, trajectory) for group in groups for trajectory in group.trajectories]

@@ -65,10 +65,6 @@ class GroupQueue:
         self._entries[group.number] = entry
         self._pending.append(entry)
 
-    def append_finished(self, group: Group) -> None:
-        """Add a finished group at the end; used to restore a queue."""
-        self._entries[group.number] = QueueEntry(group, "finished")
-
     def claim(self, limit: int, now: float) -> list[Group]:
         """Mark the oldest pending groups as running and return them."""
         claimed = [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
@@ -118,14 +114,10 @@ class GroupQueue:
         """Yield running groups whose work has begun, with the time of that, in the order of that time."""
         return ((entry.group, entry.began_at) for entry in self._begun.values())
 
-    def entries(self) -> list[QueueEntry]:
-        """Return all entries in the order of dispatch."""
-        return list(self._entries.values())
-
 
 def pack_queue(queue: GroupQueue) -> Mapping[str, object]:
     """Return all groups in order, each with its state, as columns of plain data."""
-    entries = queue.entries()
+    entries = list(queue._entries.values())
     return {"state": [entry.state for entry in entries], "groups": pack_groups([entry.group for entry in entries])}
 
 
@@ -136,7 +128,7 @@ def unpack_queue(state: Mapping[str, Any], *, keep_finished: bool) -> tuple[Grou
         if kind == "pending":
             queue.append(group)
         elif kind == "finished" and keep_finished:
-            queue.append_finished(group)
+            queue._entries[group.number] = QueueEntry(group, "finished")
         else:
             removed.append(group)
     return queue, removed
