@@ -91,7 +91,7 @@ class GroupBuffer(BaseGroupSource):
                 return allowed
             room = self._limits.capacity - len(self._queue)
             if makes_room and budget is None and self._limits.when_full == "evict":  # a budget is no demand
-                room += self._queue.num_finished
+                room += self._queue.counts["finished"]
             return max(0, min(allowed, room))  # a run may resume with a lower capacity
 
     def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
@@ -157,9 +157,7 @@ class GroupBuffer(BaseGroupSource):
         """Return the number of groups in each state, counts since the last call, and the totals of the ledger."""
         with self._lock:
             return {
-                "replay/pending": Last(self._queue.num_pending),
-                "replay/running": Last(self._queue.num_running),
-                "replay/finished": Last(self._queue.num_finished),
+                **{f"replay/{state}": Last(count) for state, count in self._queue.counts.items()},
                 **self._statistics.take_metrics(),
                 **self._failures.metrics(),
                 **self.ledger.metrics(),
@@ -268,7 +266,8 @@ class GroupBuffer(BaseGroupSource):
         oldest = max((group.staleness(step) for group in self._queue.oldest_unfinished()), default=None)
         waiting = f", the oldest with S={oldest}" if oldest is not None else ""
         smallest = f", smallest S={min(evicted)}" if evicted else ""
+        counts = self._queue.counts
         return (
-            f"{self._queue.num_finished} of {size} groups sampleable in step {step}, {len(evicted)} evicted{smallest}, "
-            f"strategy {self._policy!r}; {self._queue.num_running} running, {self._queue.num_pending} pending{waiting}"
+            f"{counts['finished']} of {size} groups sampleable in step {step}, {len(evicted)} evicted{smallest}, "
+            f"strategy {self._policy!r}; {counts['running']} running, {counts['pending']} pending{waiting}"
         )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
 from hooktrainer.ports import Group
 from hooktrainer.replay.serialization import pack_groups, unpack_groups
+
+State: TypeAlias = Literal["pending", "running", "finished"]
 
 
 @attrs.define(eq=False)
@@ -21,9 +23,9 @@ class QueueEntry:
     """A group and its state in the queue."""
 
     group: Group
-    state: Literal["pending", "running", "finished"] = "pending"
+    state: State = "pending"
     began_at: float = 0.0
-    """Time of its first work, and of its claim until then."""
+    """Time of the claim, and of the start of generation once it has started."""
 
 
 class GroupQueue:
@@ -44,14 +46,10 @@ class GroupQueue:
         return len(self._pending)
 
     @property
-    def num_running(self) -> int:
-        """Number of groups that are being generated."""
-        return len(self._running)
-
-    @property
-    def num_finished(self) -> int:
-        """Number of groups that can be sampled."""
-        return len(self._entries) - len(self._pending) - len(self._running)
+    def counts(self) -> Mapping[State, int]:
+        """Number of groups in each state."""
+        pending, running = len(self._pending), len(self._running)
+        return {"pending": pending, "running": running, "finished": len(self._entries) - pending - running}
 
     @property
     def newest(self) -> Group | None:
@@ -74,7 +72,7 @@ class GroupQueue:
         return [entry.group for entry in claimed]
 
     def begin(self, group: Group, now: float) -> None:
-        """Note that work on a running group begins; repeated calls have no effect."""
+        """Record the time at which generation of a running group starts. Repeated calls have no effect."""
         entry = self._running.get(group.number)
         if entry is not None and group.number not in self._begun:
             entry.began_at = now
@@ -85,7 +83,7 @@ class GroupQueue:
         return group.number in self._running
 
     def finish(self, group: Group) -> float:
-        """Mark a running group as finished, store its answers, and return the time when its work began."""
+        """Mark a running group as finished, store its answers, and return the time at which generation started."""
         entry = self._running.pop(group.number)
         self._begun.pop(group.number, None)
         entry.group, entry.state = group, "finished"
@@ -111,7 +109,7 @@ class GroupQueue:
         return [entry.group for entry in oldest if entry is not None]
 
     def begun(self) -> Iterator[tuple[Group, float]]:
-        """Yield running groups whose work has begun, with the time of that, in the order of that time."""
+        """Yield running groups whose generation has started, with the time of the start, the earliest first."""
         return ((entry.group, entry.began_at) for entry in self._begun.values())
 
 
