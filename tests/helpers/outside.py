@@ -76,6 +76,12 @@ class Outside:
         self.process.send_signal(number)
         return time.monotonic()
 
+    def wait_until_received(self, number: signal.Signals) -> None:
+        """Wait until a signal that was sent is no longer pending."""
+        bit = 1 << (number - 1)
+        while any(pending & bit for pending in _pending(self.process.pid)):
+            time.sleep(0.001)
+
     def send_all(self, number: signal.Signals) -> float:
         """Signal all of the session, as a terminal does."""
         os.killpg(self.process.pid, number)
@@ -114,6 +120,12 @@ class Outside:
         temporary = [path.name for path in self._temporary.rglob("*")]
         hidden = [str(path.relative_to(self.directory)) for path in self.directory.glob("runs/**/.*")]
         return [*_of_session(self.process.pid), *_orphans(self._shared), *temporary, *hidden]
+
+
+def _pending(process: int) -> list[int]:
+    """Masks of the signals that are pending for a process and for its main thread."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
 
 
 def _of_session(session: int) -> list[str]:

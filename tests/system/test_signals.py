@@ -233,7 +233,7 @@ def test_a_second_ctrl_c_leaves_at_once_before_the_first_was_heeded(tmp_path: Pa
     run = fit(tmp_path, config(at="validation"))
     run.until("AT validation")
     run.send(signal.SIGINT)
-    time.sleep(0.1)  # two signals at once are one
+    run.wait_until_received(signal.SIGINT)  # two signals that are pending at once are one
     sent = run.send(signal.SIGINT)
 
     assert run.ended() == 130
