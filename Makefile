@@ -25,7 +25,7 @@ coverage: check  ## The same, and fail below the coverage that pyproject.toml se
 slow: $(VENV)/.installed-dev  ## Run the tests that take minutes
 	$(bin)/python -m pytest $(parallel) -m "slow and not proof"
 
-check: $(VENV)/.installed-dev  ## Check without running anything
+check: $(VENV)/.installed-dev  ## Check style, types and imports
 	$(bin)/ruff check $(code)
 	$(bin)/ruff format --check $(code)
 	$(bin)/mypy
@@ -37,7 +37,7 @@ readme: $(VENV)/.installed-dev  ## Rewrite the generated tables of all README fi
 $(bin)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps make a second run cheap; both kinds of install are editable, so that only these files call for a new one.
+# A stamp file skips an installation that is up to date. Installations are editable, so only these files require a new one.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(bin)/python
 	$(pip) --editable .
 	touch $@

@@ -7,14 +7,14 @@ import signal
 
 from hypothesis import settings
 
-# Small tensors gain nothing from threads and lose much when tests share the cores; before torch is imported.
+# Small tensors gain nothing from threads, and lose much when tests share the cores. Must be set before importing torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Under `nohup`, or in the background of a script, these are ignored, and what the tests start would ignore them too.
+# Under `nohup`, or in the background of a script, these signals are ignored, also in processes that tests start.
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# A deadline would time the machine, not the code.
+# A deadline would measure the machine, not the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

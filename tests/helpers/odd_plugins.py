@@ -1,4 +1,4 @@
-"""A plugin that does what must not happen, at the place of a run that it is told."""
+"""A faulty plugin: it hangs, raises or exits at a given place of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hooktrainer.ports import RolloutEngine
 
 
 def deaf(ready: object) -> None:
-    """What a process does that ignores SIGTERM."""
+    """Ignore SIGTERM, and sleep."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
     time.sleep(600)
@@ -27,7 +27,7 @@ def deaf(ready: object) -> None:
 
 @attrs.define(kw_only=True)
 class Stops(Plugin):
-    """Stops all worker processes right before the engine is asked for something by the sync of a step."""
+    """Stop all worker processes right before the sync of a step calls a method of the engine."""
 
     before: str
     step: int = 3
@@ -50,7 +50,7 @@ class Stops(Plugin):
 
 @attrs.define(kw_only=True)
 class Odd(Plugin):
-    """Says when it is at a place, and does something there; writes down every end."""
+    """Print a line at a given place of the run, then act; record every `fit_end` in a file."""
 
     at: str = ""
     step: int = 2

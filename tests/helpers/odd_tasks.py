@@ -1,4 +1,4 @@
-"""Tasks that do to a worker process what must not happen to it."""
+"""Tasks that break the worker process that they run in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run in a process of its own, and what is left of it, seen from outside."""
+"""A run in a separate process, and the resources that it leaves behind."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FIT = (sys.executable, "-u", "-m", "hooktrainer", "fit")
 
 
 def config(*more: str, text: str = CONFIG, plugins: Sequence[str] = (), **odd: object) -> str:
-    """The YAML of a run with the odd plugin in it."""
+    """Return the YAML of a run with the faulty plugin."""
     names = ["metric_aggregation", "weight_sync", *plugins, json.dumps({"use": "odd_plugins:Odd", **odd})]
     listed = "\n".join(f"  - {name}" for name in [*names, "{use: log_after_collect, sinks: [console, jsonl]}"])
     return "\n".join([text, *more, f"plugins:\n{listed}\n"])
 
 
 class Outside:
-    """A command that runs in a session of its own."""
+    """A command in a new session."""
 
     def __init__(self, directory: Path, *command: str, **options: object) -> None:
         self.directory = directory
@@ -63,7 +63,7 @@ class Outside:
         self.err = ""
 
     def until(self, start: str, times: int = 1) -> None:
-        """Wait for a line that begins like this."""
+        """Wait for a line with this prefix."""
         for line in self.process.stdout:
             self.out.append(line.rstrip("\n"))
             times -= line.startswith(start)
@@ -72,7 +72,7 @@ class Outside:
         raise AssertionError(f"no line began with {start!r}: {self.out}; {self.process.stderr.read()}")
 
     def send(self, number: signal.Signals) -> float:
-        """Signal the process; the time of it."""
+        """Send a signal to the process; return the time."""
         self.process.send_signal(number)
         return time.monotonic()
 
@@ -83,12 +83,12 @@ class Outside:
             time.sleep(0.001)
 
     def send_all(self, number: signal.Signals) -> float:
-        """Signal all of the session, as a terminal does."""
+        """Send a signal to all processes of the session, as a terminal does; return the time."""
         os.killpg(self.process.pid, number)
         return time.monotonic()
 
     def ended(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the process to exit; return its exit code."""
         out, self.err = self.process.communicate()
         self._limit.cancel()
         self.out += out.splitlines()
@@ -96,21 +96,21 @@ class Outside:
 
     @property
     def ends(self) -> list[str]:
-        """What fit_end said, once for each time."""
+        """Return the statuses recorded by `fit_end`, one for each time."""
         path = self.directory / "ends"
         return path.read_text().splitlines() if path.exists() else []
 
     def rows(self) -> list[int]:
-        """The steps in the file of rows."""
+        """Return the steps in `metrics.jsonl`."""
         path = next(self.directory.glob("runs/*/metrics.jsonl"))
         return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
     def checkpoints(self) -> list[str]:
-        """What is kept of the run."""
+        """Return the names of the checkpoints."""
         return sorted(path.name for path in self.directory.glob("runs/*/checkpoints/step_*"))
 
     def left(self, patience: float = 10.0) -> list[str]:
-        """Processes, shared memory and temporary files that are still there."""
+        """Return the processes, shared memory and temporary files that remain."""
         deadline = time.monotonic() + patience
         while (found := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -129,7 +129,7 @@ def _pending(process: int) -> list[int]:
 
 
 def _of_session(session: int) -> list[str]:
-    """Processes that are alive in a session."""
+    """Return the live processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -147,7 +147,7 @@ def _shared_memory() -> set[str]:
 
 
 def _orphans(before: set[str]) -> list[str]:
-    """New shared memory that no process has open; what others make at this time, they have."""
+    """Return new shared memory that no process has open; that of concurrent tests is open."""
     new = _shared_memory() - before
     if not new:
         return []

@@ -1,0 +1,1 @@
+"""Shared code of the tests: small components, faulty plugins and tasks, runs in processes, and readers of text."""
