@@ -148,9 +148,9 @@ class AlgorithmOptions:
     rejection: Mapping[str, float | tuple[float, float]] = attrs.field(
         factory=dict, validator=[_has_known_criteria, _needs_two_policies]
     )
-    """Criteria that tokens or answers must all pass to be trained on. token_, seq_sum_ or seq_mean_ with k1 take
-    [low, high] around the ratio of proximal to behaviour policy; these or seq_max_ with k2 or k3 take an upper
-    limit."""
+    """Criteria that tokens or answers must all pass to be trained on. A criterion with k1 (token_k1, seq_sum_k1,
+    seq_mean_k1) takes [low, high], bounds of the ratio of proximal to behaviour policy. A criterion with k2 or k3 takes
+    an upper limit, also with the scope seq_max."""
     behaviour_weight_cap: float | None = attrs.field(default=None, validator=[optional(gt(0.0)), _is_taken])
     """Largest weight that decoupled PPO gives a token; default 5."""
     kl_coeff: float = attrs.field(default=0.0, converter=float, validator=[ge(0.0), lt(math.inf)])

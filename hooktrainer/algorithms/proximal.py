@@ -15,8 +15,10 @@ def log_linear(
 
     α = (proximal - sampler) / (current - sampler) per token, clamped to [0, 1]. It is 0 where the sampler has the
     current version, and where its version is negative, as for prompt tokens. Shapes: `behaviour`, `logprobs` and
-    `sampler_version` (B, T) -> (B, T). Versions count optimizer updates: with P updates per step, iteration j of step k
-    has the proximal version (k - 1) P and the current version (k - 1) P + j; a token sampled at version v has P v.
+    `sampler_version` (B, T) -> (B, T).
+
+    Versions count optimizer updates. With P updates per step, iteration j of step k has the proximal version (k - 1) P
+    and the current version (k - 1) P + j. A token sampled at the published version v has the version P v.
     Raise `ConfigError` if the proximal version is above the current one. Source: after AReaL's prox_approx.
     """
     if proximal_version > current_version:

@@ -3,8 +3,8 @@
 Every fault is collected, with its full address, the value found and the type expected. Two rules hold for all options:
 a key without a value means the default, unless the option may be None; a path is made absolute when it is read.
 
-cattrs (26.2) is not used. There a wrong type hides the faults of validators, one failed validator hides the next,
-unknown keys get no suggestion, and `off` and 123E4 are not read as YAML users expect.
+cattrs (26.2) is not used. There, a wrong type hides the faults of validators, and one failed validator hides the next.
+Unknown keys get no suggestion, and `off` and 123E4 are not read as YAML users expect.
 """
 
 from __future__ import annotations

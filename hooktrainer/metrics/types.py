@@ -99,9 +99,11 @@ class Mean(Metric):
 
     @property
     def value(self) -> float | None:
+        """Return the reduced value."""
         return self.total / self.count if self.count.units else self._nothing()
 
     def merge(self, later: Mean) -> Mean:
+        """Return the metric over the values of both."""
         return Mean(self.total + later.total, self.count + later.count, nans=self.nans + later.nans)
 
 
@@ -122,9 +124,11 @@ class Sum(Metric):
 
     @property
     def value(self) -> float | None:
+        """Return the reduced value."""
         return self._nothing() if self.total is None else float(self.total)
 
     def merge(self, later: Sum) -> Sum:
+        """Return the metric over the values of both."""
         both = [total for total in (self.total, later.total) if total is not None]
         return Sum(sum(both, Exact()) if both else None, nans=self.nans + later.nans)
 
@@ -146,12 +150,14 @@ class _Pick(Metric):
 
     @property
     def value(self) -> float | None:
+        """Return the reduced value."""
         return self._nothing() if self.kept is None else self.kept
 
     def _pick(self, first: float, second: float) -> float:
         raise NotImplementedError
 
     def merge(self, later: Self) -> Self:
+        """Return the metric over the values of both."""
         both = [kept for kept in (self.kept, later.kept) if kept is not None]
         kept = self._pick(*both) if len(both) == 2 else (both[0] if both else None)
         return type(self)(kept, nans=self.nans + later.nans)
@@ -194,9 +200,11 @@ class Rate(Metric):
 
     @property
     def value(self) -> float | None:
+        """Return the reduced value."""
         return self.numerator / self.denominator if self.denominator != Exact() else self._nothing()
 
     def merge(self, later: Rate) -> Rate:
+        """Return the metric over the values of both."""
         return Rate(self.numerator + later.numerator, self.denominator + later.denominator, nans=self.nans + later.nans)
 
 
@@ -230,9 +238,11 @@ class Counts(Metric):
 
     @property
     def value(self) -> Mapping[float, int] | float | None:
+        """Return the reduced value."""
         return dict(sorted(self.counts.items())) if self.counts else self._nothing()
 
     def merge(self, later: Counts) -> Counts:
+        """Return the metric over the values of both."""
         return Counts(Counter(self.counts) + Counter(later.counts), nans=self.nans + later.nans)
 
 

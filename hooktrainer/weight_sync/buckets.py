@@ -54,7 +54,7 @@ class Bucket(Mapping[str, Tensor]):
 
 
 class Receiver:
-    """The tensors that one engine takes, and counts of what was packed for it."""
+    """The tensors that one engine takes, and counts of the data packed for it."""
 
     def __init__(self, described: Weights, spec: Weights | None) -> None:
         """Without a `spec`, the engine takes all tensors as they are, under all their names."""

@@ -110,5 +110,5 @@ def _differences(sent: Mapping[str, int], held: object) -> Iterator[str]:
 
 
 def _checksums_of_unsent(sources: set[object], trained: Weights) -> Iterator[tuple[str, int]]:
-    """Yield the checksums of trained tensors that are not sent; the others are compared by what was sent."""
+    """Yield the checksums of trained tensors that are not sent; the others are compared by the sent tensors."""
     return ((name, checksum(tensor)) for name, tensor in trained.items() if tie_key(tensor) not in sources)

@@ -30,8 +30,8 @@ class Staleness(Plugin):
     """T, the largest staleness that counts as fresh enough; the smallest staleness is 1."""
 
     max_off_policy_strategy: str = STRATEGIES.option("drop")
-    """`drop` evicts finished groups with S > T; `requeue` does too, and dispatches their prompts again; `wait` blocks
-    sampling while an unfinished group has S >= T; `pace` dispatches no more than T steps can use. Or a subclass of
+    """`drop` evicts finished groups with S > T. `requeue` does too, and dispatches their prompts again. `wait` blocks
+    sampling while an unfinished group has S >= T. `pace` dispatches no more than T steps can use. Or a subclass of
     `hooktrainer.ports.Strategy`, as `package.module:Class` or `file.py:Class`."""
 
     in_order: bool = False
