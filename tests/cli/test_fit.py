@@ -199,7 +199,7 @@ def test_a_score_that_is_none_is_named_with_its_answer(score: str, capsys: pytes
     assert main(["fit", "inline.yaml", "task.use=odd.py:Odd"]) == 1
 
     said = capsys.readouterr().err
-    assert f"Odd.score gave {score} for the answer" in said
+    assert f"Odd.score returned {score} for the answer" in said
     assert "a score is a number from 0 to 1" in said
 
 
@@ -242,7 +242,7 @@ def test_too_few_held_out_prompts_are_known_before_any_work(capsys: pytest.Captu
     assert main(["fit", "inline.yaml", "plugins.validation.size=5000"]) == 2
 
     said = capsys.readouterr().err
-    assert "5000 held-out prompts were asked for" in said
+    assert "5000 held-out prompts were requested" in said
     assert "0 steps complete" in said
 
 

@@ -47,7 +47,7 @@ def bus() -> FakeBus:
         (lambda: bus().fire("step_end"), r"as in fire\(StepEnd, ...\); found 'step_end'"),
         (lambda: bus().fire(IterationEnd.signal), r"as in fire\(IterationEnd, ...\)"),
         (lambda: bus().fire(EarlyStop), "takes an event class"),
-        (lambda: check_plugin(EarlyStop()), r"takes the class, .*: check_plugin\(EarlyStop\), found"),
+        (lambda: check_plugin(EarlyStop()), r"takes a class and its options: check_plugin\(EarlyStop\), found"),
         (lambda: check_order_independent([EarlyStop()]), r'entries as in YAML, .*{"use": "package.module:EarlyStop"}'),
         (lambda: check_order_independent([EarlyStop]), r'entries as in YAML, .*{"use": "package.module:EarlyStop"}'),
     ],
@@ -91,5 +91,7 @@ def test_a_priority_before_the_first_band_is_refused_in_a_sentence() -> None:
 @pytest.mark.parametrize("metric", [Mean(1.0), Sum(2.0)])
 def test_a_metric_where_a_number_is_meant_says_what_it_is(metric: object) -> None:
     kind = type(metric).__name__
-    with pytest.raises(MetricError, match=rf"^metric 'a': this is a {kind}; read its \.value, or hand it over"):
+    with pytest.raises(
+        MetricError, match=rf"^metric 'a': expected a number, found a {kind}; read its \.value, or pass the {kind}"
+    ):
         number(metric, "a")
