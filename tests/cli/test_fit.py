@@ -200,7 +200,7 @@ def test_a_score_that_is_none_is_named_with_its_answer(score: str, capsys: pytes
 
     said = capsys.readouterr().err
     assert f"Odd.score returned {score} for the answer" in said
-    assert "a score is a number from 0 to 1" in said
+    assert "expected a number from 0 to 1" in said
 
 
 @pytest.mark.parametrize(("code", "exits"), [("0", 1), ("", 1), ("3", 3)])
