@@ -141,13 +141,14 @@ def test_a_worker_process_that_is_busy_scoring_delays_the_timeout_of_groups_on_t
     engine.start(buffer)
     try:
         task.inside.open().close()
-        assert (buffer.claimed, buffer.begun) == ([0], [0])
+        buffer.wait_until("begun", 1)  # the message may still be on its way
         buffer.dispatch([groups(1)[0].prompt], 1)
         buffer.wait_until("claimed", 2)
         buffer.clock.advance(11)
         assert buffer.timed_out() == 1  # the one that is scored
         task.go_on.open("w").close()
         task.inside.open().close()
+        buffer.wait_until("begun", 2)
         assert buffer.begun == [0, 1]
         buffer.clock.advance(9)
         assert buffer.timed_out() == 1

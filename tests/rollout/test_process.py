@@ -293,7 +293,7 @@ class TestEnds:
         script = (
             "import time, multiprocessing\n"
             "from helpers import rollouts\n"
-            "from hooktrainer.rollout.process.engine import Process\n"
+            "from hooktrainer.rollout.process.engine import ProcessOptions\n"
             "if __name__ == '__main__':\n"
             "    parts = dict(policy=rollouts.build, tokenizer=rollouts.TOKENIZER, task=rollouts.TASK, seed=0)\n"
             "    engine = ProcessOptions(n=2, max_response_length=6).build(**parts)\n"
