@@ -19,8 +19,9 @@ def kl(
     """Estimate KL(current || reference): k1 = -d, k2 = d² / 2, k3 = exp(d) - d - 1, d = reference - logprobs.
 
     Shapes (B, T), (B, T), bool (B, T) -> (B, T), 0 where the mask is False. The difference d is clamped to ±20, with
-    no gradient beyond. Unlike in verl, k3 is not clamped at 10. As a loss on samples of the current policy, for fixed prefixes, k1 has
-    the mean gradient 0, k2 that of KL(current || reference), and k3 that of KL(reference || current).
+    no gradient beyond. Unlike in verl, k3 is not clamped at 10. As a loss on samples of the current policy, for fixed
+    prefixes, k1 has the mean gradient 0, k2 that of KL(current || reference), and k3 that of
+    KL(reference || current).
 
     With `behaviour` (B, T), the log-probabilities of the sampler, each estimate is multiplied by
     exp(logprobs - behaviour), with gradient for k1 and k3 and without for k2. Each then has the mean gradient of
