@@ -230,7 +230,7 @@ class TestFaults:
             of_ppo(NoStates(), "value_head")
 
     def test_an_estimator_that_asks_for_values_needs_a_critic(self) -> None:
-        with pytest.raises(ConfigError, match=r"algorithm.adv_estimator: 'gae' asks for 'values'"):
+        with pytest.raises(ConfigError, match=r"algorithm.adv_estimator: 'gae' requires 'values'"):
             learner(build(), adv_estimator="gae")
 
     def test_an_estimator_of_the_users_own_that_gives_no_returns(self) -> None:
@@ -245,7 +245,7 @@ class TestFaults:
                 {"algorithm": {"adv_estimator": "gae"}},
                 "algorithm.adv_estimator: gae needs a critic, and critic.use is none",
             ),
-            ({"critic": {"use": "model"}}, "critic.use: 'model' would be trained for nothing"),
+            ({"critic": {"use": "model"}}, "critic.use: 'model' has no effect"),
             ({"critic": {"use": "head"}}, "critic.use: expected none or value_head or model, found 'head'"),
             ({"critic": {"lr": 0.1}}, "critic.lr: 0.1 has no effect with use: none"),
             ({"critic": {"warmup_updates": 2}}, "critic.warmup_updates: 2 has no effect with use: none"),

@@ -305,7 +305,7 @@ class TestFaults:
                 {"policy_loss": "decoupled_ppo", "behaviour_weight": "icepop", "proximal_policy": "recompute"},
                 "algorithm.behaviour_weight: .*a second time",
             ),
-            ({"behaviour_weight_high": 2.0}, "algorithm.behaviour_weight_high: 2.0 bounds nothing"),
+            ({"behaviour_weight_high": 2.0}, "algorithm.behaviour_weight_high: 2.0 has no effect"),
             (
                 {"proximal_policy": "recomputed"},
                 "algorithm.proximal_policy: expected bypass or",
@@ -324,7 +324,7 @@ class TestFaults:
         sizes = {"train_batch_size": 1, "ppo_mini_batch_size": 1, "total_steps": 1}
         rollout = {"use": "inline", "n": 1}
         named = {"task": "sort_digits", "model": "decoder", "rollout": rollout, "plugins": ["weight_sync"]}
-        with pytest.raises(ConfigError, match="rollout.n: 'grpo' compares the answers of a prompt"):
+        with pytest.raises(ConfigError, match="rollout.n: 'grpo' compares the answers to a prompt"):
             composition_of(config_from_mapping({**named, "trainer": sizes}))
 
     def test_an_option_that_a_function_lacks_is_named_with_its_key(self) -> None:
