@@ -7,6 +7,7 @@ import itertools
 import random
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -492,14 +493,19 @@ class TestFailures:
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
+        def start_timer(seconds: float, *_: object) -> None:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
         before = signal.signal(signal.SIGALRM, interrupt)
         gc.disable()  # an error inside a callback of the collector would be lost
         try:
             for delay in range(40):
                 run = Run(cycles(4, total_steps=1000))
+                # The timer starts with the run: on a busy machine it would otherwise fire before.
+                seconds = 0.000_2 + delay * 0.000_37
+                run.witness.acts = {FitStart: partial(start_timer, seconds)}
                 trainer = run.trainer()
-                with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (the timer must not go off before)
-                    signal.setitimer(signal.ITIMER_REAL, 0.002 + delay * 0.000_37)
+                with pytest.raises(KeyboardInterrupt):
                     trainer.fit()
                 assert run.witness.count(FitEnd) == 1
                 assert run.sink.state == "closed"

@@ -23,7 +23,8 @@ def rejection(log_ratio: Tensor, mask: Tensor, criteria: Mapping[str, Any]) -> T
 
     A criterion is a scope (`token`, or `seq_sum`, `seq_mean`, `seq_max` over the answer) and an estimate. k1 takes the
     bounds [low, high] of exp(k1). k2 and k3 take an upper limit. All bounds are inclusive, and seq_max takes no k1.
-    Raise `ConfigError` for every criterion that is unknown or has a bound of the wrong type. Rejected tokens shrink no denominator.
+    Raise `ConfigError` for every criterion that is unknown or has a bound of the wrong type. Rejected tokens
+    shrink no denominator.
     """
     faults = [Fault(key, fault) for key, bound in criteria.items() if (fault := criterion_fault(key, bound))]
     if faults:

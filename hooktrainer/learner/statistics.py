@@ -17,7 +17,8 @@ Kind: TypeAlias = Literal[
     "policy_loss", "value_loss", "token_mean", "token_sum", "answer_mean", "max", "min", "norm", "term"
 ]
 """How the values of micro-batches are merged. Losses are shares of the loss of the whole mini-batch. Means are sums
-over tokens or answers. A norm belongs to the whole mini-batch. A term is a sum over tokens that metrics are computed from.
+over tokens or answers. A norm belongs to the whole mini-batch. A term is a sum over tokens that metrics are
+computed from.
 """
 Key: TypeAlias = tuple[Kind, str]
 LOSSES: Final = ("policy_loss", "value_loss")

@@ -17,7 +17,7 @@ from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.rollout.thread import ThreadOptions
 from hooktrainer.weight_sync.same_host import SameHostTransport
 
-SYNCS, COPIES, READERS = 200, 10_000, 4
+SYNCS, COPIES, READERS, SHARES = 200, 10_000, 4, 50
 BUCKET_BYTES = 40_000  # a tensor
 
 
@@ -29,11 +29,16 @@ def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_thei
     transport.publish(Versioned.state(0), 0, [engine], bucket_bytes=BUCKET_BYTES)
     torn: list[object] = []
     copied: list[int] = []
-    halfway = threading.Event()
+    # Syncs and copies wait for each other after every share of them, or a busy machine would run one after the other.
+    synced, copying = ([threading.Event() for _ in range(SHARES)] for _ in range(2))
+    synced[0].set()
 
     def read() -> None:
         copies: dict[str, Tensor] = {name: torch.empty(10_000) for name in "abc"}
         for number in range(COPIES // READERS):
+            share = number * SHARES * READERS // COPIES
+            synced[share].wait()
+            copying[share].set()
             with modules.reading() as (module, version):
                 for name, tensor in full_state(module).items():
                     copies[name].copy_(tensor)
@@ -41,16 +46,16 @@ def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_thei
             copied.append(version)
             if ends != {float(version)}:
                 torn.append((version, ends))
-            if number == COPIES // READERS // 2:
-                halfway.set()
 
     readers = [threading.Thread(target=read) for _ in range(READERS)]
     for reader in readers:
         reader.start()
     for version in range(1, SYNCS + 1):
         transport.publish(Versioned.state(version), version, [engine], bucket_bytes=BUCKET_BYTES)
-        if version == SYNCS // 2:
-            halfway.wait()  # so that syncs go on as long as copies do
+        share = version * SHARES // SYNCS
+        if share < SHARES:
+            synced[share].set()
+            copying[max(share - 1, 0)].wait()
     for reader in readers:
         reader.join()
 
