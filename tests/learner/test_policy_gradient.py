@@ -126,7 +126,7 @@ class TestUpdate:
         assert metrics["critic/advantages/mean"].value == metrics["critic/advantages/min"].value == 1.0
 
     def test_an_unknown_algorithm_is_refused_by_its_options(self) -> None:
-        with pytest.raises(ConfigError, match=r"'gppo'; there are .* Did you mean 'grpo'\?"):
+        with pytest.raises(ConfigError, match=r"no advantage estimator has the name 'gppo'; .* Did you mean 'grpo'\?"):
             AlgorithmOptions(adv_estimator="gppo")
 
 
