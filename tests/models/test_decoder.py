@@ -113,11 +113,11 @@ def test_no_gradient_is_nan_with_padding(model: Decoder) -> None:
 @torch.no_grad()
 def test_too_many_tokens_are_refused() -> None:
     model = build()
-    with pytest.raises(ValueError, match="17 tokens do not fit into a model built for 16"):
+    with pytest.raises(ValueError, match="17 tokens exceed the 16 tokens that the model was built for"):
         model(tokens(1, 17))
     cache = model.new_cache(1, 16)
     model.prefill(tokens(1, 16), [16], cache)
-    with pytest.raises(ValueError, match="17 tokens do not fit into a model built for 16"):
+    with pytest.raises(ValueError, match="17 tokens exceed the 16 tokens that the model was built for"):
         model.decode(torch.tensor([0]), cache)
 
 
@@ -153,6 +153,6 @@ def test_rotation_depends_on_the_distance_only_and_keeps_lengths() -> None:
 
 
 def test_a_width_that_does_not_split_into_pairs_is_refused() -> None:
-    with pytest.raises(ValueError, match="4 heads and rotary positions need a multiple of 8"):
+    with pytest.raises(ValueError, match="4 heads with rotary positions require a multiple of 8"):
         DecoderOptions(width=36, heads=4, positions="rotary")
     DecoderOptions(width=36, heads=4)
