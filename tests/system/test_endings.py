@@ -257,7 +257,7 @@ FAULTS = {
     "raises": ("score", boom, ValueError("boom")),
     "returns early": ("trajectories", lambda _: [], RolloutError("early return: 0 answers instead of 2 answers to ")),
     "returns None": ("trajectories", lambda _: None, RolloutError("early return: nothing instead of 2 answers to ")),
-    "scores None": ("score", lambda *_: None, RolloutError("SortDigits.score gave None for the answer ")),
+    "scores None": ("score", lambda *_: None, RolloutError("SortDigits.score returned None for the answer ")),
     "puts None": ("finish", None, RolloutError("the engine handed in None instead of answers")),
 }  # fmt: skip
 
