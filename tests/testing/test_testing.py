@@ -375,6 +375,20 @@ class TestOrderIndependence:
             check_order_independent(["metric_aggregation", "weight_sync", "log_after_collect", *writers])
 
 
+class AdapterLearner(FakeLearner):
+    """A learner that trains other weights than it publishes."""
+
+    def trainable(self) -> dict[str, object]:
+        return {}
+
+
+class ComputedWeights(dict):
+    """Weights that describe themselves before they are computed."""
+
+    def spec(self) -> dict[str, object]:
+        return {}
+
+
 def test_every_port_has_a_fake_that_fits_it() -> None:
     fakes = {
         port_types.CheckpointStore: FakeCheckpointStore(),
@@ -388,8 +402,10 @@ def test_every_port_has_a_fake_that_fits_it() -> None:
         port_types.RunState: FakeRunState(),
         port_types.Sink: FakeSink(),
         port_types.Stateful: FakeLearner(),
+        port_types.SupportsTrainable: AdapterLearner(),
         port_types.Task: FakeTask(),
         port_types.WeightHolder: FakeEngine(),
+        port_types.WeightSource: ComputedWeights(),
         port_types.WeightTransport: FakeTransport(),
     }
 
