@@ -21,10 +21,10 @@ from hooktrainer.errors import ConfigError, Fault
 def rejection(log_ratio: Tensor, mask: Tensor, criteria: Mapping[str, Any]) -> Tensor:
     """Return where a token passes all criteria; False without a mask. Shapes (B, T), bool (B, T) -> bool (B, T).
 
-    A criterion is a scope (`token`, or `seq_sum`, `seq_mean`, `seq_max` over the answer) and an estimate. k1 takes the
-    bounds [low, high] of exp(k1). k2 and k3 take an upper limit. All bounds are inclusive, and seq_max takes no k1.
-    Raise `ConfigError` for every criterion that is unknown or has a bound of the wrong type. Rejected tokens
-    shrink no denominator.
+    A criterion is a scope and an estimate. The scope is `token`, or `seq_sum`, `seq_mean` or `seq_max` over the answer.
+    k1 takes the bounds [low, high] of exp(k1). k2 and k3 take an upper limit. All bounds are inclusive, and seq_max takes
+    no k1. Rejected tokens shrink no denominator. Raise `ConfigError` for every criterion that is unknown or has a bound of
+    the wrong type.
     """
     faults = [Fault(key, fault) for key, bound in criteria.items() if (fault := criterion_fault(key, bound))]
     if faults:

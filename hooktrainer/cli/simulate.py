@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate every setting and print a table; return 1 if no setting could be run."""
-    from hooktrainer.simulation import Schedule, parse_distribution, sweep
-    from hooktrainer.simulation.table import LEGEND, as_json, as_text
+    from hooktrainer.simulation import LEGEND, Schedule, as_json, as_text, parse_distribution, sweep
 
     composition = load(args)
     schedule = Schedule(

@@ -7,9 +7,11 @@ from hooktrainer.simulation.outcome import Outcome
 from hooktrainer.simulation.run import Simulation
 from hooktrainer.simulation.schedule import Schedule
 from hooktrainer.simulation.sweep import Row, sweep
+from hooktrainer.simulation.table import LEGEND, as_json, as_text
 from hooktrainer.simulation.virtual_clock import VirtualClock
 
 __all__ = [
+    "LEGEND",
     "Constant",
     "Distribution",
     "LogNormal",
@@ -19,6 +21,8 @@ __all__ = [
     "Schedule",
     "Simulation",
     "VirtualClock",
+    "as_json",
+    "as_text",
     "parse_distribution",
     "sweep",
 ]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Mapping
 from pathlib import Path
 
-import attrs
 import pytest
 import yaml
 
@@ -28,18 +26,11 @@ from helpers.readmes import (
     pages,
     paths,
 )
-from hooktrainer import Plugin, Priority, load_config, on
-from hooktrainer.bus.plan_text import describe
+from hooktrainer import load_config
 from hooktrainer.cli import main
-from hooktrainer.events import StepEnd
 from hooktrainer.run.composition import composition_of
 from hooktrainer.testing import FakeBus
 
-FRONT = ROOT / "README.md"
-DEFINED: Mapping[Path, Mapping[str, object]] = {
-    FRONT: {"attrs": attrs, "Plugin": Plugin, "Priority": Priority, "on": on, "StepEnd": StepEnd, "FakeBus": FakeBus}
-}
-"""Names that the blocks of a page use without importing them."""
 BASE = ROOT / "configs" / "quickstart.yaml"
 whole_project = pytest.mark.skipif(not (ROOT / "LICENSE").exists(), reason="only the tests are here")
 
@@ -55,7 +46,6 @@ def test_its_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     module = types.ModuleType(f"readme_of_{page.parent.name}")
     module.__file__ = str(written(page, tmp_path))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    vars(module).update(DEFINED.get(page, {}))
     given = {"tmp_path": tmp_path, "monkeypatch": monkeypatch, "fake_bus": FakeBus}
 
     for block in blocks(page, "python"):
@@ -163,17 +153,6 @@ def test_its_tables_are_those_that_the_code_gives(page: Path) -> None:
     text = page.read_text()
 
     assert readme_tables.updated(text) == text, "run `make readme`"
-
-
-def test_its_plan_is_a_part_of_the_quickstarts() -> None:
-    text = FRONT.read_text()
-    if "$ hooktrainer plan configs/quickstart.yaml\n...\n" not in text:
-        pytest.skip("shown in a console block")
-    shown = text.split("$ hooktrainer plan configs/quickstart.yaml\n...\n")[1].split("```")[0]
-
-    plan = describe(composition_of(load_config(BASE)).plan)
-
-    assert shown in plan
 
 
 class TestTheReader:
