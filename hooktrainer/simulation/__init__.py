@@ -11,9 +11,9 @@ from hooktrainer.simulation.table import LEGEND, as_json, as_text
 from hooktrainer.simulation.virtual_clock import VirtualClock
 
 __all__ = [
-    "LEGEND",
     "Constant",
     "Distribution",
+    "LEGEND",
     "LogNormal",
     "Outcome",
     "Recorded",
