@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate every setting and print a table; return 1 if no setting could be run."""
-    from hooktrainer.simulation import LEGEND, Schedule, as_json, as_text, parse_distribution, sweep
+    from hooktrainer.simulation import Schedule, parse_distribution, sweep, table
 
     composition = load(args)
     schedule = Schedule(
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
     times = {"generate": args.generate, "train": args.train, "sync": args.sync}
     if args.json:
         head = {**times, "steps": args.steps, "seed": schedule.seed}
-        sys.stdout.write(json.dumps({**head, "rows": as_json(rows)}, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps({**head, "rows": table.as_json(rows)}, allow_nan=False) + "\n")
     else:
         seconds = ", ".join(f"{kind} {time}" for kind, time in times.items())
-        sys.stdout.write(f"{args.steps} steps, seed {schedule.seed}; {seconds}\n\n{as_text(rows)}\n{LEGEND}\n")
+        sys.stdout.write(f"{args.steps} steps, seed {schedule.seed}; {seconds}\n\n{table.as_text(rows)}\n{table.LEGEND}\n")
     return 0 if any(row.outcome for row in rows) else 1
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from hooktrainer.simulation import table
 from hooktrainer.simulation.distributions import Constant, Distribution, LogNormal, Recorded, parse_distribution
 from hooktrainer.simulation.outcome import Outcome
 from hooktrainer.simulation.run import Simulation
 from hooktrainer.simulation.schedule import Schedule
 from hooktrainer.simulation.sweep import Row, sweep
-from hooktrainer.simulation.table import LEGEND, as_json, as_text
 from hooktrainer.simulation.virtual_clock import VirtualClock
 
 __all__ = [
     "Constant",
     "Distribution",
-    "LEGEND",
     "LogNormal",
     "Outcome",
     "Recorded",
@@ -21,8 +20,7 @@ __all__ = [
     "Schedule",
     "Simulation",
     "VirtualClock",
-    "as_json",
-    "as_text",
     "parse_distribution",
     "sweep",
+    "table",
 ]
