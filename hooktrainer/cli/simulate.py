@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({**head, "rows": table.as_json(rows)}, allow_nan=False) + "\n")
     else:
         seconds = ", ".join(f"{kind} {time}" for kind, time in times.items())
-        sys.stdout.write(f"{args.steps} steps, seed {schedule.seed}; {seconds}\n\n{table.as_text(rows)}\n{table.LEGEND}\n")
+        sys.stdout.write(
+            f"{args.steps} steps, seed {schedule.seed}; {seconds}\n\n{table.as_text(rows)}\n{table.LEGEND}\n"
+        )
     return 0 if any(row.outcome for row in rows) else 1
 
 
