@@ -1,17 +1,19 @@
-"""List the plugins, tasks, models, engines, sinks and sections of a configuration, with their options."""
+"""List the names that YAML accepts: plugins, components, strategies, functions and sections, with their options."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from hooktrainer.errors import ConfigError, did_you_mean
 
 _WIDTH: Final = 100
 _SECTIONS: Final = "sections"
+_WITHOUT_OPTIONS: Final = ("sinks", "strategies")
+"""Groups whose constructor arguments are set by hooktrainer and not by YAML."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="only this one; may be a section such as `trainer`, or `module:Class` or `file.py:Class` for a plugin",
+        help="print only this name: a registered one, a section such as `trainer`, or the `module:Class` or "
+        "`file.py:Class` of a plugin",
     )
 
 
@@ -30,23 +33,24 @@ def run(args: argparse.Namespace) -> int:
     group_before = None
     for group, name in places:
         if group != group_before:
-            where = "keys of the YAML" if group == _SECTIONS else f"entry points hooktrainer.{group}"
-            sys.stdout.write(f"{group} ({where})\n")
+            sys.stdout.write(f"{group} ({_where(group)})\n")
         group_before = group
         sys.stdout.write("\n".join(_lines(group, name)) + "\n\n")
     return 0
 
 
 def _all_places() -> list[tuple[str, str]]:
+    """Return all pairs of a group and a name in it."""
+    from hooktrainer.algorithms.registry import FUNCTIONS
     from hooktrainer.config.sections import section_classes
-    from hooktrainer.run import registry
+    from hooktrainer.run.registry import KINDS
 
-    named = [(kind, name) for kind, names in registry.KINDS.items() for name in names]
-    return [*named, *((_SECTIONS, name) for name in section_classes())]
+    groups: dict[str, Iterable[str]] = {**KINDS, **FUNCTIONS, _SECTIONS: section_classes()}
+    return [(group, name) for group, names in groups.items() for name in names]
 
 
 def _places_of(requested: str) -> list[tuple[str, str]]:
-    """Return the groups that have a name. Raises `ConfigError` if none has it, or its class cannot be used."""
+    """Return the groups that have a name. Raise `ConfigError` if none has it, or its class cannot be used."""
     places = _all_places()
     chosen = [(group, name) for group, name in places if name == requested]
     if ":" in requested or requested.endswith(".py"):
@@ -56,29 +60,41 @@ def _places_of(requested: str) -> list[tuple[str, str]]:
         near = did_you_mean(requested, names)
         raise ConfigError(f"nothing has the name '{requested}'; there are {', '.join(names)}.{near}")
     for group, name in chosen:
-        _class_of(group, name)
+        _summary(group, name)
     return chosen
 
 
-def _class_of(group: str, name: str) -> type:
-    from hooktrainer.config.sections import section_classes
-    from hooktrainer.run import registry
+def _where(group: str) -> str:
+    from hooktrainer.algorithms.registry import FUNCTIONS
 
-    if group == _SECTIONS:
-        return section_classes()[name]
-    return registry.KINDS[group].resolve(name)
+    if group in FUNCTIONS:
+        return "functions that this key of the section algorithm names"
+    return "keys of the YAML" if group == _SECTIONS else f"entry points hooktrainer.{group}"
+
+
+def _summary(group: str, name: str) -> tuple[str, type | None]:
+    """Return the first paragraph about a name, and its class. A function has none: its module may import torch."""
+    from hooktrainer.algorithms.registry import FUNCTIONS
+    from hooktrainer.config.sections import section_classes
+    from hooktrainer.run.option_docs import function_summary, summary
+    from hooktrainer.run.registry import KINDS
+
+    if group in FUNCTIONS:
+        return function_summary(FUNCTIONS[group][name].target), None
+    cls = section_classes()[name] if group == _SECTIONS else KINDS[group].resolve(name)
+    return summary(cls), cls
 
 
 def _lines(group: str, name: str) -> Iterator[str]:
-    from hooktrainer.run.option_docs import options_of, summary
+    from hooktrainer.run.option_docs import options_of
 
     try:
-        cls = _class_of(group, name)
+        text, cls = _summary(group, name)
     except ConfigError as error:
         yield f"  {name}: cannot be used: {error}"
         return
-    yield from _wrapped(f"{name}: {summary(cls)}", "  ")
-    for option in options_of(cls) if group != "sinks" else ():  # a sink takes no options in YAML
+    yield from _wrapped(f"{name}: {text}", "  ")
+    for option in options_of(cls) if cls is not None and group not in _WITHOUT_OPTIONS else ():
         yield f"      {option.name}: {option.type}" + (f" = {option.default}" if option.default else "  (required)")
         yield from _wrapped(option.doc, "          ")
 

@@ -1,18 +1,20 @@
-"""Document the options of a class: each with its type, default and docstring."""
+"""Document the names that YAML accepts: a summary of a class or function, and the options of a class."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import itertools
 import textwrap
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from hooktrainer.config.fields import default_of, option_name, type_name
+from hooktrainer.config.fields import default_of, field_type, option_name, type_name
 from hooktrainer.run.registry import settable_fields
 
 
@@ -32,14 +34,27 @@ def options_of(cls: type) -> tuple[Option, ...]:
     """Return the options of a plugin, a component or a section."""
     docs = field_docs(cls)
     return tuple(
-        Option(option_name(field), type_name(field.type), _default(field), docs.get(field.name, ""))
+        Option(option_name(field), _type(cls, field), _default(field), docs.get(field.name, ""))
         for field in settable_fields(cls)
     )
 
 
 def summary(cls: type) -> str:
     """Return the first paragraph of a class's own docstring, on one line."""
-    return " ".join(inspect.cleandoc(cls.__dict__.get("__doc__") or "").partition("\n\n")[0].split())
+    return _first_paragraph(cls.__dict__.get("__doc__"))
+
+
+def function_summary(target: str) -> str:
+    """Return the first paragraph of the docstring of `package.module:function`, without importing the module."""
+    module, _, name = target.partition(":")
+    spec = importlib.util.find_spec(module)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin is not None else ""
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return _first_paragraph(ast.get_docstring(functions[0]) if functions else None)
+
+
+def _first_paragraph(doc: str | None) -> str:
+    return " ".join(inspect.cleandoc(doc or "").partition("\n\n")[0].split())
 
 
 def field_docs(cls: type) -> Mapping[str, str]:
@@ -66,6 +81,12 @@ def _own_field_docs(cls: type) -> dict[str, str]:
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
+
+
+def _type(cls: type, field: attrs.Attribute[Any]) -> str:
+    """Return the type as it is written in the source, or the choices of an alias of `Literal`."""
+    expected = field_type(cls, field)
+    return type_name(expected if typing.get_origin(expected) is typing.Literal else field.type)
 
 
 def _default(field: attrs.Attribute[Any]) -> str:

@@ -16,7 +16,7 @@ from hooktrainer._util.registry import NAMES_A, Kind, check_call
 from hooktrainer.config.fields import Fields, field_type, init_fields, option_name
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import Plugin, option_fields, port_fields
-from hooktrainer.ports import Sink
+from hooktrainer.ports import STRATEGIES, Sink
 
 
 def _check_options(found: type, where: str) -> None:
@@ -50,9 +50,16 @@ ENGINES: Final = _kind("engine")
 SINKS: Final = _kind("sink", _check_sink)
 
 KINDS: Final[Mapping[str, Kind[type[Any]]]] = MappingProxyType(
-    {"plugins": PLUGINS, "tasks": TASKS, "models": MODELS, "engines": ENGINES, "sinks": SINKS}
+    {
+        "plugins": PLUGINS,
+        "tasks": TASKS,
+        "models": MODELS,
+        "engines": ENGINES,
+        "sinks": SINKS,
+        "strategies": STRATEGIES,
+    }
 )
-"""The kinds of class by their plural."""
+"""The kinds of class by their plural, which also ends the name of their entry-point group."""
 
 KIND_OF_SECTION: Final[Mapping[str, Kind[type[Any]]]] = MappingProxyType(
     {"task": TASKS, "model": MODELS, "rollout": ENGINES, "plugins": PLUGINS}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hooktrainer.algorithms.registry import FUNCTIONS
 from hooktrainer.cli import main
 from hooktrainer.errors import ConfigError, StarvedError
 from hooktrainer.run.registry import KINDS
@@ -95,6 +96,9 @@ def test_plugins_lists_every_name_with_options_defaults_and_docs(capsys: pytest.
     for kind in KINDS:
         assert f"{kind} (entry points hooktrainer.{kind})\n" in out
         assert all(f"  {name}: " in out for name in KINDS[kind])
+    for key, functions in FUNCTIONS.items():
+        assert f"\n{key} (functions that this key of the section algorithm names)\n" in out
+        assert all(f"\n  {name}: " in out for name in functions)
     assert "sections (keys of the YAML)\n  algorithm: " in out
     assert "cannot be used" not in out
     assert "      size: int = 256\n          Number of held-out prompts" in out
@@ -107,6 +111,28 @@ def test_plugins_shows_one_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "weight_sync" not in first
     assert main(["plugins", "hooktrainer_plugins.validation:Validation"]) == 0
     assert capsys.readouterr().out.split()[5:] == first.split()[5:]
+
+
+def test_plugins_shows_a_strategy_and_an_algorithm_function_without_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "requeue"]) == 0
+    heading, first, *rest = capsys.readouterr().out.splitlines()
+    assert heading == "strategies (entry points hooktrainer.strategies)"
+    assert first.startswith("  requeue: Evict ")
+    assert not any(": int" in line for line in rest)
+    assert main(["plugins", "token-mean"]) == 0
+    heading, first, *_ = capsys.readouterr().out.splitlines()
+    assert heading == "loss_agg_mode (functions that this key of the section algorithm names)"
+    assert first.startswith("  token-mean: Return the mean over tokens")
+
+
+def test_plugins_shows_the_choices_of_an_option_whose_type_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "optim"]) == 0
+    assert "      lr_unit: Literal['update', 'step'] = 'update'\n" in capsys.readouterr().out
+
+
+def test_plugins_imports_no_torch() -> None:
+    code = "import sys; from hooktrainer.cli import main; sys.exit(main(['plugins']) or 'torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("section", ["algorithm", "optim", "trainer", "replay", "run"])
