@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from helpers.odd_tasks import Blocked
+from helpers.faulty_tasks import WaitsInScore
 from helpers.rollouts import LENGTH, PATIENCE_S, TOKENIZER, build, groups, publish
 from hooktrainer.ports import Group
 from hooktrainer.replay.buffer import GroupBuffer
@@ -130,9 +130,9 @@ def test_busy_threads_claim_no_group_for_workers_that_have_no_slot_free() -> Non
 def test_a_worker_process_that_is_busy_scoring_delays_the_timeout_of_groups_on_their_way_to_it(
     tmp_path: Path,
 ) -> None:
-    task = Blocked(inside=tmp_path / "inside", go_on=tmp_path / "go_on")
+    task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
     os.mkfifo(task.inside)
-    os.mkfifo(task.go_on)
+    os.mkfifo(task.proceed)
     engine = ProcessOptions(n=1, max_response_length=LENGTH, workers=1, slots=2).build(
         policy=build, tokenizer=TOKENIZER, task=task, seed=0
     )
@@ -146,7 +146,7 @@ def test_a_worker_process_that_is_busy_scoring_delays_the_timeout_of_groups_on_t
         buffer.wait_until("claimed", 2)
         buffer.clock.advance(11)
         assert buffer.timed_out() == 1  # the one that is scored
-        task.go_on.open("w").close()
+        task.proceed.open("w").close()
         task.inside.open().close()
         buffer.wait_until("begun", 2)
         assert buffer.begun == [0, 1]
@@ -154,7 +154,7 @@ def test_a_worker_process_that_is_busy_scoring_delays_the_timeout_of_groups_on_t
         assert buffer.timed_out() == 1
         buffer.clock.advance(1)
         assert buffer.timed_out() == 2
-        task.go_on.open("w").close()
+        task.proceed.open("w").close()
     finally:
         engine.close()
 

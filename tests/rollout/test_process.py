@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from helpers.odd_tasks import Blocked, Holding, Odd, Stuck, TwoArguments
+from helpers.faulty_tasks import Faulty, NeverReturns, PicklesOneWay, Unpicklable, WaitsInScore
 from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, build, groups, publish, versions_of
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
@@ -62,14 +62,16 @@ def started(engine: ProcessEngine, count: int = 1) -> Queue:
 
 class TestErrors:
     def test_an_exception_arrives_with_its_type_and_its_remote_traceback(self, make: Make) -> None:
-        queue = started(make(Odd(act="boom")))
+        queue = started(make(Faulty(act="boom")))
         queue.wait_for(1)
         error, reason = queue.failed[0]
         assert (type(error), reason) == (ValueError, "error")
         assert "in score" in str(error.__cause__)
         assert 'raise ValueError(f"boom at' in str(error.__cause__)
 
-    @pytest.mark.parametrize("error", [TwoArguments("one", "other"), Holding()], ids=["two arguments", "holding"])
+    @pytest.mark.parametrize(
+        "error", [PicklesOneWay("one", "other"), Unpicklable()], ids=["pickles one way", "unpicklable"]
+    )
     def test_an_exception_that_no_pickle_survives_is_quoted(self, error: Exception) -> None:
         arrived = pickle.loads(pickle.dumps(PackedError.of(error))).unpack()
         assert isinstance(arrived, RolloutError)
@@ -77,7 +79,7 @@ class TestErrors:
         assert type(error).__name__ in str(arrived)
 
     def test_an_exception_that_ends_the_worker_ends_the_run(self, make: Make) -> None:
-        engine = make(Odd(act="system exit"))
+        engine = make(Faulty(act="system exit"))
         queue = started(engine)
         queue.wait_until(lambda: queue.closed)
         with pytest.raises(RolloutError, match=r"rollout worker 0 \(pid \d+\) cannot continue") as caught:
@@ -98,7 +100,7 @@ class TestDeaths:
     def test_the_groups_of_a_killed_worker_fail_and_another_one_answers_the_next(
         self, make: Make, tmp_path: Path
     ) -> None:
-        engine = make(Odd(act="kill", once=tmp_path / "killed"))
+        engine = make(Faulty(act="kill", once=tmp_path / "killed"))
         queue = started(engine, 2)
         queue.wait_for(1)
         publish(engine, 1)
@@ -115,7 +117,7 @@ class TestDeaths:
 
     @pytest.mark.slow
     def test_too_many_deaths_end_the_run_and_say_what_may_help(self, make: Make) -> None:
-        engine = make(Odd(act="kill"), max_restarts=1)
+        engine = make(Faulty(act="kill"), max_restarts=1)
         queue = started(engine)
         queue.wait_for(1)
         queue.dispatch([attrs.evolve(groups(1)[0], number=5)])
@@ -124,7 +126,7 @@ class TestDeaths:
             engine.pump()
 
     def test_a_worker_that_returns_early_is_a_dead_one(self, make: Make) -> None:
-        queue = started(make(Odd(act="exit"), max_restarts=0))
+        queue = started(make(Faulty(act="exit"), max_restarts=0))
         queue.wait_for(1)
         error, reason = queue.failed[0]
         assert reason == "worker_died"
@@ -142,16 +144,16 @@ class TestDeaths:
 
 
 @pytest.fixture
-def blocked(tmp_path: Path) -> Blocked:
-    task = Blocked(inside=tmp_path / "inside", go_on=tmp_path / "go_on")
+def blocked(tmp_path: Path) -> WaitsInScore:
+    task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
     os.mkfifo(task.inside)
-    os.mkfifo(task.go_on)
+    os.mkfifo(task.proceed)
     return task
 
 
 @pytest.fixture
-def stuck(tmp_path: Path) -> Stuck:
-    task = Stuck(inside=tmp_path / "inside", once=tmp_path / "once")
+def stuck(tmp_path: Path) -> NeverReturns:
+    task = NeverReturns(inside=tmp_path / "inside", once=tmp_path / "once")
     os.mkfifo(task.inside)
     return task
 
@@ -159,7 +161,7 @@ def stuck(tmp_path: Path) -> Stuck:
 class TestSyncs:
     @pytest.mark.slow
     def test_a_worker_whose_answer_never_ends_is_killed_by_the_sync_and_another_one_goes_on(
-        self, make: Make, stuck: Stuck, caplog: pytest.LogCaptureFixture
+        self, make: Make, stuck: NeverReturns, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine = make(stuck, sync_timeout_s=0.5)
         queue = started(engine, 8)
@@ -179,7 +181,7 @@ class TestSyncs:
         assert versions_of(queue.finished[10]) == {2}
 
     @pytest.mark.slow
-    def test_too_many_workers_that_hang_fail_the_next_sync(self, make: Make, stuck: Stuck) -> None:
+    def test_too_many_workers_that_hang_fail_the_next_sync(self, make: Make, stuck: NeverReturns) -> None:
         engine = make(stuck, sync_timeout_s=0.5, max_restarts=0)
         queue = started(engine, 8)
         stuck.inside.open().close()
@@ -243,21 +245,21 @@ class TestSyncs:
 
 
 class TestEnds:
-    def test_a_long_score_holds_up_no_sync(self, make: Make, blocked: Blocked) -> None:
+    def test_a_long_score_holds_up_no_sync(self, make: Make, blocked: WaitsInScore) -> None:
         engine = make(blocked)
         queue = started(engine)
         blocked.inside.open().close()
         publish(engine, 1)
         assert engine.version == 1
-        blocked.go_on.open("w").close()
+        blocked.proceed.open("w").close()
         blocked.inside.open().close()
-        blocked.go_on.open("w").close()
+        blocked.proceed.open("w").close()
         queue.wait_for(1)
         assert versions_of(queue.finished[0]) == {0}
 
     @pytest.mark.slow
     def test_a_score_that_never_returns_does_not_hold_up_the_end(
-        self, make: Make, blocked: Blocked, caplog: pytest.LogCaptureFixture
+        self, make: Make, blocked: WaitsInScore, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine = make(blocked)
         started(engine)

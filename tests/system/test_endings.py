@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from helpers import rollouts
-from helpers.outside import CONFIG, FIT, PROCESSES, Outside, config
+from helpers.subprocess_runs import CONFIG, FIT, PROCESSES, SubprocessRun, config
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import RolloutError
 from hooktrainer.events import FitEnd
@@ -29,9 +29,9 @@ from hooktrainer.tasks.sort_digits import SortDigits
 LIMIT_S = 5
 
 
-def fit(directory: Path, text: str, *overrides: str) -> Outside:
+def fit(directory: Path, text: str, *overrides: str) -> SubprocessRun:
     (directory / "run.yaml").write_text(text)
-    return Outside(directory, *FIT, "run.yaml", *overrides)
+    return SubprocessRun(directory, *FIT, "run.yaml", *overrides)
 
 
 ENDINGS = {

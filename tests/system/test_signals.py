@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from helpers.outside import CONFIG, FIT, ODD, PROCESSES, Outside, config
+from helpers.subprocess_runs import CONFIG, FAULTY_PLUGINS, FIT, PROCESSES, SubprocessRun, config
 
 GRACE_S = 5
 SAVING = "{use: checkpoint, every: 1000}"
 
 
-def fit(directory: Path, text: str, *overrides: str) -> Outside:
+def fit(directory: Path, text: str, *overrides: str) -> SubprocessRun:
     (directory / "run.yaml").write_text(text)
-    return Outside(directory, *FIT, "run.yaml", *overrides)
+    return SubprocessRun(directory, *FIT, "run.yaml", *overrides)
 
 
 PLACES = {
@@ -116,7 +116,7 @@ def test_a_run_that_goes_from_step_to_step_saves_its_last_complete_step(engine: 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["stage", "pause", "flip"])
 def test_a_worker_that_is_stopped_in_a_sync_does_not_keep_the_run_from_ending(before: str, tmp_path: Path) -> None:
-    plugins = [SAVING, f"{{use: 'odd_plugins:Stops', before: {before}}}"]
+    plugins = [SAVING, f"{{use: 'faulty_plugins:StopsWorkers', before: {before}}}"]
     run = fit(tmp_path, config(text=PROCESSES, plugins=plugins))
     run.until(f"AT {before}")
     sent = run.send(signal.SIGTERM)
@@ -133,7 +133,7 @@ def test_a_worker_that_is_stopped_in_a_sync_does_not_keep_the_run_from_ending(be
 def test_the_next_command_of_a_line_does_not_run_after_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config(text=SLOW, plugins=[SAVING]))
     line = f"{sys.executable} -u -m hooktrainer fit run.yaml trainer.total_steps=10 && touch done; echo code $?"
-    run = Outside(tmp_path, "sh", "-c", line)
+    run = SubprocessRun(tmp_path, "sh", "-c", line)
     run.until("step  3/10")
     os.kill(child_of(run.process.pid), signal.SIGINT)
 
@@ -292,14 +292,14 @@ def test_an_interruption_that_a_plugin_keeps_to_itself_ends_the_run_all_the_same
     assert run.ended() == 143
     assert run.ends == ["interrupted 2 SIGTERM"]
     if act == "wrap":
-        assert "after SIGTERM there was another error: RuntimeError: somebody's code" in run.err
+        assert "after SIGTERM there was another error: RuntimeError: raised by user code" in run.err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_whoever_started_the_run_ignores_stays_ignored(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config())
-    run = Outside(tmp_path, *FIT, "run.yaml", preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+    run = SubprocessRun(tmp_path, *FIT, "run.yaml", preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
     run.until("step", times=2)
     run.send(number)
     run.until("step", times=3)
@@ -323,10 +323,10 @@ trainer = build_trainer(load_config('run.yaml', overrides=sys.argv[1:]))
 """
 
 
-def script(directory: Path, text: str, run: str, **options: object) -> Outside:
+def script(directory: Path, text: str, run: str, **options: object) -> SubprocessRun:
     (directory / "run.yaml").write_text(run)
     (directory / "script.py").write_text(SCRIPT + text)
-    return Outside(directory, sys.executable, "-u", "script.py", **options)
+    return SubprocessRun(directory, sys.executable, "-u", "script.py", **options)
 
 
 @pytest.mark.slow
@@ -402,7 +402,10 @@ def test_a_terminal_that_is_closed_ends_the_run_and_takes_no_more_lines(tmp_path
     process = subprocess.Popen(
         [*FIT, "run.yaml"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ODD.parent), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(FAULTY_PLUGINS.parent), os.environ.get("PYTHONPATH", "")]),
+        },
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ODD = Path(__file__).with_name("odd_plugins.py")
+FAULTY_PLUGINS = Path(__file__).with_name("faulty_plugins.py")
 CONFIG = """
 task: {use: sort_digits, digits: 3}
 model: {use: decoder, layers: 1, width: 16, heads: 2}
@@ -24,15 +24,15 @@ PROCESSES = CONFIG.replace("use: thread", "use: process, workers: 2")
 FIT = (sys.executable, "-u", "-m", "hooktrainer", "fit")
 
 
-def config(*more: str, text: str = CONFIG, plugins: Sequence[str] = (), **odd: object) -> str:
+def config(*more: str, text: str = CONFIG, plugins: Sequence[str] = (), **faulty: object) -> str:
     """Return the YAML of a run with the faulty plugin."""
-    names = ["metric_aggregation", "weight_sync", *plugins, json.dumps({"use": "odd_plugins:Odd", **odd})]
+    names = ["metric_aggregation", "weight_sync", *plugins, json.dumps({"use": "faulty_plugins:Faulty", **faulty})]
     listed = "\n".join(f"  - {name}" for name in [*names, "{use: log_after_collect, sinks: [console, jsonl]}"])
     return "\n".join([text, *more, f"plugins:\n{listed}\n"])
 
 
-class Outside:
-    """A command in a new session."""
+class SubprocessRun:
+    """A command that runs in a process of a new session."""
 
     def __init__(self, directory: Path, *command: str, **options: object) -> None:
         self.directory = directory
@@ -42,8 +42,8 @@ class Outside:
         env = {
             **os.environ,
             "TMPDIR": str(self._temporary),
-            "TORCHINDUCTOR_CACHE_DIR": str(directory / "torch"),  # a cache that torch keeps, else among temporary files
-            "PYTHONPATH": os.pathsep.join([str(ODD.parent), os.environ.get("PYTHONPATH", "")]),
+            "TORCHINDUCTOR_CACHE_DIR": str(directory / "torch"),  # torch would put this cache among temporary files
+            "PYTHONPATH": os.pathsep.join([str(FAULTY_PLUGINS.parent), os.environ.get("PYTHONPATH", "")]),
         }
         self.process = subprocess.Popen(
             command,
@@ -55,10 +55,10 @@ class Outside:
             start_new_session=True,
             **options,
         )
-        self._limit = threading.Timer(120, self.process.kill)  # no test hangs
+        self._limit = threading.Timer(120, self.process.kill)  # a hanging run must not hang the test
         self._limit.daemon = True
         self._limit.start()
-        atexit.register(self.process.kill)  # nor is anything left of one that fails
+        atexit.register(self.process.kill)  # a failing test leaves no process
         self.out: list[str] = []
         self.err = ""
 
@@ -96,7 +96,7 @@ class Outside:
 
     @property
     def ends(self) -> list[str]:
-        """Return the statuses recorded by `fit_end`, one for each time."""
+        """Return the lines that each `fit_end` of the faulty plugin recorded."""
         path = self.directory / "ends"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -123,7 +123,7 @@ class Outside:
 
 
 def _pending(process: int) -> list[int]:
-    """Masks of the signals that are pending for a process and for its main thread."""
+    """Return the masks of signals that are pending for a process and for its main thread."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
 

@@ -1,4 +1,4 @@
-"""A faulty plugin: it hangs, raises or exits at a given place of a run."""
+"""Plugins that hang, raise, exit or stop worker processes at a given place of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hooktrainer.plugin import port
 from hooktrainer.ports import RolloutEngine
 
 
-def deaf(ready: object) -> None:
+def ignore_sigterm(ready: object) -> None:
     """Ignore SIGTERM, and sleep."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
@@ -26,8 +26,8 @@ def deaf(ready: object) -> None:
 
 
 @attrs.define(kw_only=True)
-class Stops(Plugin):
-    """Stop all worker processes right before the sync of a step calls a method of the engine."""
+class StopsWorkers(Plugin):
+    """Send SIGSTOP to all worker processes before the sync of `step` calls the engine method `before`."""
 
     before: str
     step: int = 3
@@ -35,22 +35,22 @@ class Stops(Plugin):
 
     @on(StepEnd, priority=Priority.SYNC - 1)
     def arm(self, event: StepEnd) -> None:
-        asked = getattr(self.engine, self.before)
+        method = getattr(self.engine, self.before)
 
-        def stopped(*arguments: object) -> object:
+        def stop_workers_first(*arguments: object) -> object:
             for child in active_children():
                 os.kill(child.pid, signal.SIGSTOP)
             sys.stdout.write(f"AT {self.before}\n")
             sys.stdout.flush()
-            return asked(*arguments)
+            return method(*arguments)
 
         if event.step == self.step:
-            setattr(self.engine, self.before, stopped)
+            setattr(self.engine, self.before, stop_workers_first)
 
 
 @attrs.define(kw_only=True)
-class Odd(Plugin):
-    """Print a line at a given place of the run, then act; record every `fit_end` in a file."""
+class Faulty(Plugin):
+    """Print a line at the place `at`, then perform `act`. Append the status of every `fit_end` to the file `ends`."""
 
     at: str = ""
     step: int = 2
@@ -73,19 +73,19 @@ class Odd(Plugin):
             case "swallow":
                 try:
                     time.sleep(60)
-                except BaseException:  # noqa: BLE001 (that is the point)
+                except BaseException:  # noqa: BLE001 (a plugin that swallows interrupts)
                     sys.stdout.write("swallowed\n")
             case "wrap":
                 try:
                     time.sleep(60)
                 except BaseException as error:
-                    raise RuntimeError("somebody's code") from error
+                    raise RuntimeError("raised by user code") from error
             case "thread":
                 threading.Thread(target=time.sleep, args=(600,), name="mine").start()
             case "child":
                 context = get_context("spawn")
                 ready = context.Event()
-                context.Process(target=deaf, args=(ready,), name="mine", daemon=True).start()
+                context.Process(target=ignore_sigterm, args=(ready,), name="mine", daemon=True).start()
                 ready.wait()
             case "stop":
                 event.control.stop("that is enough")
@@ -125,7 +125,7 @@ class Odd(Plugin):
         self._reach(event, "save", event.step)
 
     @on(FitEnd, priority=Priority.PREPARE)
-    def write_down(self, event: FitEnd) -> None:
+    def record_end(self, event: FitEnd) -> None:
         with Path("ends").open("a") as file:
             file.write(f"{event.status} {event.step} {event.reason}\n")
 

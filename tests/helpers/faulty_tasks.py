@@ -13,15 +13,15 @@ import attrs
 from hooktrainer.tasks.addition import Addition
 
 
-class TwoArguments(Exception):
-    """Can be pickled, but not be made again."""
+class PicklesOneWay(Exception):
+    """An exception that can be pickled, but not unpickled."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
 
 
-class Holding(Exception):
-    """Cannot be pickled."""
+class Unpicklable(Exception):
+    """An exception that cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__("holds a function")
@@ -29,8 +29,8 @@ class Holding(Exception):
 
 
 @attrs.frozen(kw_only=True)
-class Odd(Addition):
-    """Does what `act` says when it scores; only the first time, if it is given a file to remember that in."""
+class Faulty(Addition):
+    """Performs `act` in `score`: every time, or only the first time if `once` is the path of a marker file."""
 
     act: str = ""
     once: Path | None = None
@@ -47,18 +47,18 @@ class Odd(Addition):
                 os._exit(0)
             case "boom":
                 raise ValueError(f"boom at {time.monotonic()}")
-            case "two arguments":
-                raise TwoArguments("one", "other")
-            case "holding":
-                raise Holding
+            case "pickles one way":
+                raise PicklesOneWay("one", "other")
+            case "unpicklable":
+                raise Unpicklable
             case "system exit":
                 raise SystemExit(3)
         return 1.0
 
 
 @attrs.frozen(kw_only=True)
-class Stuck(Addition):
-    """Opens a pipe when it first scores, and never returns from that; later ones are well."""
+class NeverReturns(Addition):
+    """Opens the pipe `inside` in the first `score`, which never returns. Later scores return 1."""
 
     inside: Path
     once: Path
@@ -72,13 +72,13 @@ class Stuck(Addition):
 
 
 @attrs.frozen(kw_only=True)
-class Blocked(Addition):
-    """Opens one pipe when it begins to score, and goes on when another is opened; ignores SIGTERM meanwhile."""
+class WaitsInScore(Addition):
+    """Opens the pipe `inside` at the start of each `score`, and returns once the pipe `proceed` is opened."""
 
     inside: Path
-    go_on: Path
+    proceed: Path
 
     def score(self, truth: str, answer: str) -> float:
         self.inside.open("w").close()
-        self.go_on.open().close()
+        self.proceed.open().close()
         return 1.0
