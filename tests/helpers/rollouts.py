@@ -1,4 +1,4 @@
-"""A small model and task, and a buffer that only writes down what engines do to it."""
+"""A small model and task, and a group source that records the calls of engines."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from hooktrainer.tasks.tokenizer import CharTokenizer
 TASK = Addition()
 TOKENIZER = CharTokenizer(TASK.alphabet)
 LENGTH = 6
-PATIENCE_S = 30
+PATIENCE_S = 120
+"""Seconds after which a wait of a test fails: a busy machine takes long to start worker processes."""
 
 
 def build(scale: float = 3.0, seed: int = 0) -> nn.Module:
-    """Far from uniform, so that a wrong temperature, version or cache shows."""
+    """Return a model whose distribution is far from uniform, so that a wrong temperature, version or cache shows."""
     model = DecoderOptions(layers=2, width=16, heads=2).build(
         vocab_size=TOKENIZER.vocab_size, max_length=TASK.longest_prompt + LENGTH, seed=seed
     )
@@ -34,7 +35,7 @@ def build(scale: float = 3.0, seed: int = 0) -> nn.Module:
 
 
 class Versioned(nn.Module):
-    """A policy whose every weight is the number of its version; where it is not, its logits are not finite."""
+    """A policy whose weights all equal the number of their version. If they differ, its logits are NaN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class Versioned(nn.Module):
 
 
 def groups(count: int) -> list[Group]:
-    """Groups with prompts of several lengths."""
+    """Return groups with prompts of several lengths."""
     prompts = TaskPrompts(TASK, TOKENIZER, seed=0).take(count)
     assert count < 5 or len({len(prompt.tokens) for prompt in prompts}) > 1
     return [Group(number=number, stamp=1, prompt=prompt) for number, prompt in enumerate(prompts)]
@@ -77,7 +78,7 @@ def versions_of(answers: Sequence[Trajectory]) -> set[int]:
 
 
 class Queue:
-    """The part of a replay buffer that engines see: what is claimed, and what became of it."""
+    """A `GroupSource` that records which groups are claimed, begun, finished and failed."""
 
     def __init__(self, pending: Sequence[Group] = ()) -> None:
         self.pending = list(pending)
@@ -127,7 +128,7 @@ class Queue:
             self.changed.notify_all()
 
     def wait_for(self, count: int) -> None:
-        """Until so many groups are finished or failed."""
+        """Wait until this many groups are finished or failed."""
         self.wait_until(lambda: len(self.finished) + len(self.failed) >= count)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:

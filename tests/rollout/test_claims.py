@@ -1,4 +1,4 @@
-"""Groups are claimed when they can begin, and `replay.group_timeout_s` counts from their first token's work."""
+"""Engines claim groups that they can start, and `replay.group_timeout_s` counts from the start of generation."""
 
 from __future__ import annotations
 
@@ -61,26 +61,26 @@ def filled(count: int) -> WatchedBuffer:
 
 
 class TestBuffer:
-    def test_a_group_that_was_claimed_and_not_begun_does_not_time_out(self) -> None:
+    def test_a_group_that_was_claimed_but_not_begun_does_not_time_out(self) -> None:
         buffer = filled(3)
         claimed = buffer.claim(3, begin=False)
         buffer.clock.advance(11)
         assert buffer.timed_out() == 0
         buffer.begin(claimed[1:])
         buffer.clock.advance(9)
-        buffer.begin(claimed)  # those that have begun keep their time
+        buffer.begin(claimed)  # groups that have begun keep their start time
         buffer.clock.advance(1)
         assert buffer.timed_out() == 2
         buffer.clock.advance(9)
         assert buffer.timed_out() == 3
 
-    def test_a_group_begins_with_its_claim_unless_that_is_put_off(self) -> None:
+    def test_the_timeout_starts_with_the_claim_by_default(self) -> None:
         buffer = filled(1)
         buffer.claim(1)
         buffer.clock.advance(10)
         assert buffer.timed_out() == 1
 
-    def test_to_begin_a_group_that_timed_out_or_ended_does_nothing(self) -> None:
+    def test_begin_has_no_effect_on_groups_that_timed_out_or_failed(self) -> None:
         buffer = filled(2)
         first, second = buffer.claim(2)
         buffer.fail(second, ValueError("boom"), "cancelled")
@@ -93,7 +93,7 @@ class TestBuffer:
 
 @attrs.frozen(kw_only=True)
 class Waiting(Addition):
-    """Scores once it is let go."""
+    """A task whose `score` blocks until the test releases it."""
 
     entered: threading.Semaphore = attrs.field(factory=lambda: threading.Semaphore(0))
     released: threading.Semaphore = attrs.field(factory=lambda: threading.Semaphore(0))
@@ -104,8 +104,8 @@ class Waiting(Addition):
         return 1.0
 
 
-def test_busy_threads_claim_no_group_for_workers_that_have_no_slot_free() -> None:
-    """Both workers are inside of `score`; the one that gets out claims one group and begins it, not one for each."""
+def test_threads_claim_no_groups_for_workers_without_free_slots() -> None:
+    """Both workers block in `score`. The one that is released claims one group for itself, and none for the other."""
     task, buffer = Waiting(), filled(6)
     engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2, slots=1).build(
         policy=build, tokenizer=TOKENIZER, task=task, seed=0
@@ -127,7 +127,7 @@ def test_busy_threads_claim_no_group_for_workers_that_have_no_slot_free() -> Non
         engine.close()
 
 
-def test_a_worker_process_that_is_busy_scoring_delays_the_timeout_of_groups_on_their_way_to_it(
+def test_the_timeout_of_a_group_sent_to_a_busy_worker_process_starts_when_the_worker_begins_it(
     tmp_path: Path,
 ) -> None:
     task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
@@ -145,7 +145,7 @@ def test_a_worker_process_that_is_busy_scoring_delays_the_timeout_of_groups_on_t
         buffer.dispatch([groups(1)[0].prompt], 1)
         buffer.wait_until("claimed", 2)
         buffer.clock.advance(11)
-        assert buffer.timed_out() == 1  # the one that is scored
+        assert buffer.timed_out() == 1  # the group that is being scored
         task.proceed.open("w").close()
         task.inside.open().close()
         buffer.wait_until("begun", 2)
@@ -160,7 +160,7 @@ def test_a_worker_process_that_is_busy_scoring_delays_the_timeout_of_groups_on_t
 
 
 class TestFairSource:
-    def test_idle_workers_get_even_shares_of_what_they_can_start_together(self) -> None:
+    def test_idle_workers_get_even_shares(self) -> None:
         buffer, shares = filled(7), list[int]()
         source = FairSource(buffer, 2)
         other = threading.Thread(target=lambda: shares.append(len(source.claim(4, block=False))))
@@ -175,7 +175,7 @@ class TestFairSource:
         other = threading.Thread(target=lambda: source.claim(1))
         other.start()
         other.join()
-        assert len(buffer.claimed) == 2  # one for each, since both were idle
+        assert len(buffer.claimed) == 2  # one for each idle worker
         assert len(source.claim(1)) == 1
         assert len(source.claim(3)) == 3
         assert len(buffer.claimed) == 5

@@ -1,4 +1,4 @@
-"""Readers never see a mix of two versions, however often weights are synced under them."""
+"""Readers never see a mix of two versions while weights are synced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SYNCS, COPIES, READERS, SHARES = 200, 10_000, 4, 50
 BUCKET_BYTES = 40_000  # a tensor
 
 
-def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_their_version() -> None:
+def test_copies_taken_during_syncs_have_one_version() -> None:
     engine = ThreadOptions(n=2, max_response_length=LENGTH).build(
         policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0
     )
@@ -29,8 +29,9 @@ def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_thei
     transport.publish(Versioned.state(0), 0, [engine], bucket_bytes=BUCKET_BYTES)
     torn: list[object] = []
     copied: list[int] = []
-    # Syncs and copies wait for each other after every share of them, or a busy machine would run one after the other.
-    synced, copying = ([threading.Event() for _ in range(SHARES)] for _ in range(2))
+    # A share of the copies starts after its syncs. The syncs of the share after the next wait for its first copy.
+    # Each share therefore has a copy of one of its own versions, under any load.
+    synced, copied_once = ([threading.Event() for _ in range(SHARES)] for _ in range(2))
     synced[0].set()
 
     def read() -> None:
@@ -38,12 +39,12 @@ def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_thei
         for number in range(COPIES // READERS):
             share = number * SHARES * READERS // COPIES
             synced[share].wait()
-            copying[share].set()
             with modules.reading() as (module, version):
                 for name, tensor in full_state(module).items():
                     copies[name].copy_(tensor)
             ends = {float(end) for copy in copies.values() for end in copy.aminmax()}
             copied.append(version)
+            copied_once[share].set()
             if ends != {float(version)}:
                 torn.append((version, ends))
 
@@ -55,7 +56,7 @@ def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_thei
         share = version * SHARES // SYNCS
         if share < SHARES:
             synced[share].set()
-            copying[max(share - 1, 0)].wait()
+            copied_once[max(share - 1, 0)].wait()
     for reader in readers:
         reader.join()
 
@@ -66,7 +67,7 @@ def test_ten_thousand_copies_during_two_hundred_syncs_are_uniform_and_match_thei
 
 
 @pytest.mark.slow
-def test_workers_in_other_processes_see_one_version_a_group_and_say_so() -> None:
+def test_worker_processes_sample_each_group_from_one_version() -> None:
     engine = ProcessOptions(n=2, max_response_length=LENGTH, workers=2).build(
         policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0
     )
@@ -82,22 +83,22 @@ def test_workers_in_other_processes_see_one_version_a_group_and_say_so() -> None
         engine.pump()
     finally:
         engine.close()
-    assert queue.failed == {}  # a mix gives logits that are not finite, and echoes that were never published
+    assert queue.failed == {}  # a mix of versions gives logits that are not finite
     seen = {version for answers in queue.finished.values() for version in versions_of(answers)}
     assert len(seen) > 5
 
 
-def scribble(engine: object) -> None:
-    """Write over the set in use, as a sync without two sets would."""
+def overwrite_set_in_use(engine: object) -> None:
+    """Overwrite the weights in use, as a sync without a double buffer would."""
     module = engine._generator.weights.in_use
     with torch.no_grad():
         module.a.fill_(99.0)
         module.b.fill_(99.0)
-        module.c.fill_(99.0)  # uniform, so that the answers look right
+        module.c.fill_(99.0)  # uniform, so that the logits remain finite
 
 
 @pytest.mark.parametrize("name", ["inline", "thread", "process"])
-def test_a_set_that_is_written_under_its_readers_ends_the_run(name: str) -> None:
+def test_overwriting_the_weights_in_use_ends_the_run(name: str) -> None:
     options = {"inline": InlineOptions, "thread": ThreadOptions, "process": ProcessOptions}[name](
         n=2, max_response_length=LENGTH
     )
@@ -109,7 +110,7 @@ def test_a_set_that_is_written_under_its_readers_ends_the_run(name: str) -> None
         if name == "inline":
             engine.pump()
         queue.wait_for(2)
-        scribble(engine)
+        overwrite_set_in_use(engine)
         queue.dispatch([attrs.evolve(group, number=10 + group.number) for group in groups(2)])
         if name == "inline":
             with pytest.raises(SyncError, match=r"group 1\d was sampled from torn weights: of version 1"):
