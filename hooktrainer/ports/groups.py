@@ -14,7 +14,7 @@ Floats: TypeAlias = NDArray[np.float32]
 
 @attrs.frozen(eq=False)
 class Prompt:
-    """One question, which is answered `rollout.n` times."""
+    """A question that the policy answers `rollout.n` times."""
 
     text: str
     tokens: Tokens
@@ -35,13 +35,13 @@ class Trajectory:
     """Score of the task, in [0, 1]."""
     text: str = ""
     truncated: bool = False
-    """Whether it was cut off at the longest allowed response."""
+    """Whether the answer was cut off at `rollout.max_response_length`."""
     versions: Tokens
     """Version that each token was sampled from, non-decreasing. Shape (T,)."""
 
     @property
     def span(self) -> int:
-        """Number of versions that it was sampled across; 1 if a single version gave all tokens."""
+        """Number of versions from the first token to the last; 1 if all tokens have the same version."""
         return int(self.versions[-1] - self.versions[0]) + 1 if len(self.versions) else 1
 
 

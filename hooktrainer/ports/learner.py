@@ -67,7 +67,7 @@ class SupportsTrainable(Protocol):
 
 @runtime_checkable
 class KLControl(Protocol):
-    """Holds the weight of the divergence from the reference model."""
+    """Coefficient of the KL divergence from the reference model."""
 
     kl_coeff: float
-    """Coefficient of the next update. If it is 0 at the start there is no reference model, and it must stay 0."""
+    """Coefficient of the next update. If it is 0 at the start, there is no reference model and it must stay 0."""

@@ -38,7 +38,9 @@ class Strategy:
         return False
 
     def budget(self, *, version: int, trained: int, outstanding: int, per_step: int) -> int | None:  # noqa: ARG002
-        """Return how many groups may be dispatched now; None leaves that to warm-up, iterations and replacements.
+        """Return how many groups may be dispatched now; None means no budget.
+
+        Without a budget, warm-up, iterations and replacements decide.
 
         `per_step` is the number of groups in a step. After a resume with another one, `trained` is scaled to it.
         """
@@ -68,7 +70,7 @@ class GroupSource(Protocol):
         ...
 
     def begin(self, groups: Sequence[Group]) -> None:
-        """Start the timeout of groups that were claimed with `begin=False`: work on their first token starts."""
+        """Start the timeout of groups that were claimed with `begin=False`; call it before their first token."""
         ...
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
@@ -127,8 +129,8 @@ class ReplayBuffer(GroupSource, Protocol):
         """Remove and return the oldest finished groups; stale ones are evicted first.
 
         Block until there are `size` groups, or no more can come. `refill(replacements)` is called without any lock
-        held, to dispatch replacements. It is also called without any, so that an engine without threads can generate,
-        and groups that a budget admits meanwhile are dispatched.
+        held, to dispatch replacements. It is also called with no replacements, so that an engine without threads can
+        generate, and so that groups within a new budget are dispatched.
         """
         ...
 
@@ -141,10 +143,10 @@ class ReplayBuffer(GroupSource, Protocol):
         ...
 
     def frozen(self) -> AbstractContextManager[None]:
-        """Return a context in which no other thread changes the buffer, so that one state of all parts is saved.
+        """Return a context in which no other thread changes the buffer, for a consistent checkpoint.
 
-        A plugin may count groups in its filter, which any thread calls. By default the buffer is not held; a buffer
-        that several threads use must hold its lock.
+        The state of a plugin may change in its filter, which any thread calls. The default does nothing. A buffer that
+        several threads use must hold its lock.
         """
         return nullcontext()
 

@@ -1,4 +1,4 @@
-"""Tasks, which give prompts and scores, and the tokenized prompts of a run."""
+"""Ports of tasks, which provide prompts and scores, and of the tokenized prompts of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Task(Protocol):
         ...
 
     def train(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Yield the training prompts of an epoch as pairs (text, truth), of which `score` compares the second."""
+        """Yield the training prompts of an epoch as pairs (text, truth); `score` gets the truth."""
         ...
 
     def heldout(self, size: int) -> Sequence[tuple[str, str]]:

@@ -28,7 +28,7 @@ class WeightSource(Protocol):
     def spec(self) -> Weights:
         """Return all names with shapes and dtypes, without computing a tensor.
 
-        The tensors are stored ones, or ones on the device `meta`. Names of one tensor share the object or its memory.
+        The tensors are stored ones, or ones on the device `meta`. Tied names share one tensor object or its memory.
         """
         ...
 
@@ -59,7 +59,9 @@ class Canary:
                 f"{len(self.tokens)} tokens; expected one for each token but the first"
             )
         if np.isnan(self.logprobs).any():
-            raise SyncError("the learner's own log-probabilities are NaN: these weights are not published")
+            raise SyncError(
+                "the learner's own log-probabilities of the canary are NaN: these weights are not published"
+            )
 
     def compare(self, found: Floats, who: str) -> float:
         """Return the largest difference to `found`; raise `SyncError` if it exceeds `atol`.

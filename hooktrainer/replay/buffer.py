@@ -90,7 +90,9 @@ class GroupBuffer(BaseGroupSource):
             if self._limits.capacity is None:
                 return allowed
             room = self._limits.capacity - len(self._queue)
-            if makes_room and budget is None and self._limits.when_full == "evict":  # a budget is no demand
+            if (
+                makes_room and budget is None and self._limits.when_full == "evict"
+            ):  # groups within a budget must not evict others
                 room += self._queue.counts["finished"]
             return max(0, min(allowed, room))  # a run may resume with a lower capacity
 

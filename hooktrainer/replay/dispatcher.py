@@ -21,8 +21,8 @@ class Dispatcher:
         self._buffer = buffer
         self._groups_per_step = groups_per_step
         self._requested = 0  # below 0 for groups that a budget admitted ahead of their request
-        self._replacements = 0  # they never evict the groups that they could replace
-        self._again: deque[Prompt] = deque()  # prompts of lost groups, dispatched before new ones
+        self._replacements = 0  # dispatched without evicting finished groups
+        self._again: deque[Prompt] = deque()  # prompts of failed or evicted groups, dispatched before new ones
 
     @property
     def exhausted(self) -> bool:

@@ -24,7 +24,7 @@ DROP_REASONS: Final[Mapping[FailureReason, DropReason]] = {
 
 
 class Failures:
-    """Counts of failed groups by reason, and the replacements to be dispatched; one failure too many is fatal."""
+    """Counts of failed groups by reason, and the requested replacements. A failure beyond a limit is fatal."""
 
     def __init__(self, max_failed: int, max_lost: int) -> None:
         self._max_failed = max_failed
@@ -36,7 +36,7 @@ class Failures:
     def add(self, group: Group, error: BaseException, reason: FailureReason) -> None:
         """Record a failed group and request its replacement.
 
-        A failure beyond the limit is fatal. Its prompt is then dispatched by the run that resumes from this one.
+        A failure beyond the limit is fatal. A run that resumes from this one dispatches its prompt again.
         """
         self._counts[reason] += 1
         summary = f"group {group.number} ({group.prompt.text!r}) could not be generated ({reason})"

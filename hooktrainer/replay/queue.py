@@ -104,7 +104,7 @@ class GroupQueue:
                 return
 
     def oldest_unfinished(self) -> list[Group]:
-        """Return the oldest running group and the oldest pending group, as far as they exist."""
+        """Return the oldest running group and the oldest pending group, if there are any."""
         oldest = (next(iter(self._running.values()), None), self._pending[0] if self._pending else None)
         return [entry.group for entry in oldest if entry is not None]
 

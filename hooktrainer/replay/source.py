@@ -68,7 +68,7 @@ class BaseGroupSource:
             return groups
 
     def begin(self, groups: Sequence[Group]) -> None:
-        """Start the timeout of claimed groups, because work on their first token starts."""
+        """Start the timeout of claimed groups; call it before their first token."""
         with self._lock:
             for group in groups:
                 self._queue.begin(group, self._clock.now())
@@ -83,7 +83,7 @@ class BaseGroupSource:
         with self._lock:
             if self._is_expected(group):
                 complete = attrs.evolve(group, trajectories=tuple(trajectories))
-                self.ledger.finish(complete)  # first, since it raises if the answers are none
+                self.ledger.finish(complete)  # first: if it raises, the group is still running
                 try:
                     keep = self._filter(complete)
                 except BaseException as error:  # noqa: BLE001 - raised by `sample`, on the loop's thread

@@ -15,8 +15,7 @@ _LOG: Final = logging.getLogger("hooktrainer")
 REPEATED_DROPS: Final = 3
 """Drops of one prompt after which a warning is logged."""
 REMEMBERED_PROMPTS: Final = 256
-"""Most recently dropped prompts whose drops are counted, in memory and in a checkpoint. A prompt that is not dropped
-again while this many others are is forgotten."""
+"""Prompts whose drops are counted, in memory and in a checkpoint: those that were dropped most recently."""
 
 CountedEvent: TypeAlias = Literal["evicted_capacity", "handed_in_late", "dropped_repeatedly"]
 
@@ -46,7 +45,7 @@ class ReplayStatistics:
         if drops == REPEATED_DROPS:
             self.count("dropped_repeatedly")
             _LOG.warning(
-                "prompt %r was too old %d times and is not trained; its answers take longer",
+                "prompt %r was dropped as stale %d times and never trained; its answers may take longer than others",
                 prompt.text,
                 REPEATED_DROPS,
             )

@@ -1,4 +1,4 @@
-"""Base class of the built-in engines, which differ in the thread or process that generates."""
+"""Base class of the built-in engines. Subclasses choose the thread or process that generates."""
 
 from __future__ import annotations
 

@@ -91,17 +91,17 @@ class Scheduler:
         if not restored:
             return
         self._rollbacks_seen += len(restored)
-        version = min(restored)  # all tokens were sampled before these rollbacks
+        version = min(restored)  # tokens of later versions may belong to a failed sync
         self._close_batches(lambda batch: batch.version > version)
         for _, requests in self._groups.values():
             for request in requests:
                 if request.versions and request.versions[-1] > version:
-                    if request.complete:  # the others wait already
+                    if request.complete:  # incomplete requests are in `_waiting` already
                         self._waiting.append(request)
                     request.restart()
 
     def _fill(self) -> None:
-        """Admit waiting requests: none while paused, unless no other request is in flight; then wait for `resume`."""
+        """Admit waiting requests. While paused, admit none; block until `resume` if no request is in flight."""
         weights = self._generator.weights
         if not self._waiting or not self._free_slots() or (self._batches and weights.paused):
             return
@@ -109,7 +109,7 @@ class Scheduler:
             stack = ExitStack()
             self._batches.append((stack.enter_context(self._generator.decode_batch(self._slots)), stack))
         batch, _ = self._batches[-1]
-        self._discard_rolled_back()  # a sync may have failed meanwhile
+        self._discard_rolled_back()  # a sync may have failed while `decode_batch` waited
         if not self._batches or self._batches[-1][0] is not batch:
             return
         newcomers = [self._waiting.popleft() for _ in range(min(self._free_slots(), len(self._waiting)))]

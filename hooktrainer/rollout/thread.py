@@ -32,15 +32,15 @@ GRACE_S: Final = 1.5
 class FairSource:
     """Distributes the pending groups of a buffer evenly over the workers that have free slots.
 
-    No more groups are claimed than free slots can start. A group that a worker leaves goes to the next worker that
-    asks.
+    No more groups are claimed than free slots can start. A claimed group that its intended worker does not take goes to
+    the next worker that claims.
     """
 
     def __init__(self, buffer: GroupSource, workers: int) -> None:
         self._buffer = buffer
         self._workers = workers
         self._free: dict[int, int] = {}
-        """Groups that each worker could start in addition, at its last claim, by thread."""
+        """Groups that each worker could still start after its last claim, by thread."""
         self._claimed: deque[Group] = deque()
         self._share = 0
         self._claiming = threading.Lock()
@@ -54,7 +54,9 @@ class FairSource:
         try:
             if not self._claimed:
                 others = [free for other, free in list(self._free.items()) if other != worker and free]
-                others += [limit] * (self._workers - len(self._free))  # workers that start have all slots free
+                others += [limit] * (
+                    self._workers - len(self._free)
+                )  # workers that have not claimed yet have all slots free
                 self._claimed += self._buffer.claim(limit + sum(others), block, begin=begin)
                 self._share = -(-len(self._claimed) // (1 + len(others)))
             taken = [self._claimed.popleft() for _ in range(min(limit, self._share, len(self._claimed)))]

@@ -105,5 +105,5 @@ class WorkerLoop:
         expected = self._generator.options.n
         if answers is None or len(answers) != expected:
             found = "nothing" if answers is None else f"{len(answers)} answers"
-            raise RolloutError(f"early return: {found} instead of {expected} answers to {group.prompt.text!r}")
+            raise RolloutError(f"the engine generated {found} instead of {expected} answers to {group.prompt.text!r}")
         return answers

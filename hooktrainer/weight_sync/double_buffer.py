@@ -196,7 +196,7 @@ class DoubleBuffer:
             raise SyncError("flip without staged weights")
         if missing := [name for name, key in keys.items() if key in self._missing]:
             raise SyncError(
-                f"flip to version {self._staging}, but {len(missing)} of {len(keys)} tensors never arrived, such as "
+                f"flip to version {self._staging}, but {len(missing)} of {len(keys)} tensors were not staged, such as "
                 f"'{missing[0]}'"
             )
         self.detector.publish(Fingerprint.of(self._staging, end_tensors(self.spec())))

@@ -50,7 +50,7 @@ class SyncAttempt:
     def switch(self, canary: Canary | None) -> float:
         """Flip all engines, score the canary on each and resume; return the largest difference of the canary."""
         for place, engine in enumerate(self.engines):
-            self._paused.append(place)  # first, since a call that raises may have paused part of the engine
+            self._paused.append(place)  # before the call, which may pause part of an engine and raise
             engine.pause()
         for engine in self.engines:
             engine.flip()
@@ -94,7 +94,7 @@ class SyncAttempt:
         self, place: int, failed: str, action: Callable[[], None], error: BaseException
     ) -> Iterator[BaseException]:
         noted = ""
-        for _ in range(2):  # a second call is better than an engine that stays paused or keeps unconfirmed weights
+        for _ in range(2):  # retry once, so that no engine stays paused or keeps unconfirmed weights
             try:
                 action()
             except BaseException as second:  # noqa: BLE001 - the first error is raised, with a note of this one

@@ -55,7 +55,7 @@ class SameHostTransport(VerifiedTransport):
         moved = [name for name, value in trained.items() if self._trained.get(name, value) != value]
         if moved and not cast:
             raise SyncError(
-                f"training moved {len(moved)} of {len(trained)} tensors that are not sent themselves, such as "
+                f"training changed {len(moved)} of {len(trained)} tensors that are not sent themselves, such as "
                 f"'{moved[0]}', but all {len(sent)} weights of version {version} equal those that the engines hold. "
                 "`learner.weights()` must return the base weights with the adapters merged into them"
             )

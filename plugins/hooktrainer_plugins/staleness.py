@@ -99,8 +99,8 @@ class Staleness(Plugin):
         if isinstance(bias, float) and not low <= bias <= high and not self._warned:
             self._warned = True
             _LOG.warning(
-                "trained answers are %.2f times as long as generated ones, outside %g to %g: the strategy '%s' "
-                "evicts by length",
+                "trained answers are %.2f times as long as generated ones, outside of length_bias_band = (%g, %g): "
+                "the strategy '%s' drops some lengths more often than others",
                 bias,
                 low,
                 high,

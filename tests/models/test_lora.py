@@ -187,7 +187,7 @@ class TestTraining:
         (engine, _), transport = engine_of(policy), SameHostTransport()
         transport.publish(learner.weights(), 0, [engine], trained=learner.trainable())
         learner.update(answered((0.0, 1.0)))
-        with pytest.raises(SyncError, match=r"training moved [24] of 4 tensors that are not sent themselves"):
+        with pytest.raises(SyncError, match=r"training changed [24] of 4 tensors that are not sent themselves"):
             transport.publish(learner.weights(), 1, [engine], trained=learner.trainable())
         assert engine.version == 0
 

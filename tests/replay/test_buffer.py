@@ -480,7 +480,7 @@ class TestRequeue:
             buffer.advance(step - 1)
             buffer.sample(1, step, nothing_more)
 
-        assert caplog.text.count("prompt '0' was too old 3 times and is not trained") == 1
+        assert caplog.text.count("prompt '0' was dropped as stale 3 times and never trained") == 1
         assert buffer.take_metrics()["replay/dropped_repeatedly"].value == 1
 
     def test_only_the_prompts_that_were_dropped_last_are_remembered(self) -> None:
@@ -510,7 +510,7 @@ class TestRequeue:
         resumed.load_state_dict(statistics.state_dict())
         resumed.dropped(same)
 
-        assert "prompt '0' was too old 3 times" in caplog.text
+        assert "prompt '0' was dropped as stale 3 times" in caplog.text
 
 
 class TestPace:

@@ -112,8 +112,10 @@ class TestSlowPrompts:
 
         assert {text for batch in trained for text, _ in batch} == {"A"}
         assert simulation.buffer.ledger.dropped["stale"].groups >= 3
-        said = [record for record in caplog.messages if "too old" in record]
-        assert said == ["prompt 'B' was too old 3 times and is not trained; its answers take longer"]
+        said = [record for record in caplog.messages if "dropped as stale" in record]
+        assert said == [
+            "prompt 'B' was dropped as stale 3 times and never trained; its answers may take longer than others"
+        ]
 
     def test_wait_blocks_until_they_end_and_trains_them_at_the_threshold(self) -> None:
         """A running group is waited for at S = T already: one step later it would be above, and nothing is dropped."""

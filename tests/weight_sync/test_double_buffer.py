@@ -351,10 +351,10 @@ class TestStates:
         names = [name for name in source if name != "tied"]  # it arrives with `w`
         for name in names[:-1]:
             assert weights.stage({name: source[name]}, 1) == {name: checksum(source[name])}
-        with pytest.raises(SyncError, match="flip to version 1, but 1 of 8 tensors never arrived, such as 'mean'"):
+        with pytest.raises(SyncError, match="flip to version 1, but 1 of 8 tensors were not staged, such as 'mean'"):
             weights.flip()
         weights.stage({"w": source["w"]}, 2)
-        with pytest.raises(SyncError, match="flip to version 2, but 6 of 8 tensors never arrived"):
+        with pytest.raises(SyncError, match="flip to version 2, but 6 of 8 tensors were not staged"):
             weights.flip()
         for name in names:
             weights.stage({name: source[name]}, 2)

@@ -80,7 +80,7 @@ class Broadcast:
                 worker.tickets.clear()
         for worker in late:
             worker.kill()
-        for worker in late:  # its weights may be overwritten afterwards
+        for worker in late:  # the caller may overwrite the weights that a killed worker reads
             wait([worker.process.sentinel], _DEATH_S)
         if self.undoing:
             raise SyncError(f"{', '.join(map(str, late))} {fault}, and was killed")

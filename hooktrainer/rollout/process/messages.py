@@ -30,7 +30,7 @@ _FILE_MODULE: Final = "hooktrainer_file_"
 
 @attrs.frozen(kw_only=True)
 class WorkerConfig:
-    """Everything that a worker process needs to generate."""
+    """Configuration that a worker process needs to generate."""
 
     policy: Callable[[], nn.Module]
     tokenizer: CharTokenizer
@@ -94,7 +94,7 @@ class Ready:
 
 @attrs.frozen
 class Capacity:
-    """From a worker: the number of groups that it could start, after `received` groups since its own start."""
+    """From a worker: the number of groups that it could start in addition to the `received` ones."""
 
     groups: int
     received: int
@@ -111,7 +111,7 @@ class Acknowledged:
 
 @attrs.frozen
 class GroupsBegun:
-    """From a worker: work on the first tokens of these groups starts."""
+    """From a worker: the first tokens of these groups are about to be computed."""
 
     numbers: Sequence[int]
 

@@ -116,7 +116,7 @@ class RemoteGroupSource:
         return taken
 
     def begin(self, groups: Sequence[Group]) -> None:
-        """Report to the engine that work on these groups starts."""
+        """Report to the engine that generation of these groups starts."""
         if groups:
             self.send(GroupsBegun([group.number for group in groups]))
 
