@@ -94,7 +94,7 @@ def bind(name: str, **args: object) -> registry.Bound:
     )
 
 
-def test_what_nobody_gives_is_an_error_with_a_suggestion() -> None:
+def test_a_missing_input_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(ConfigError) as caught:
         bind("_asks")
     first, second = (fault.message for fault in caught.value.faults)
@@ -148,7 +148,7 @@ def test_a_path_without_a_function_is_an_error(name: str, message: str) -> None:
         registry.POLICY_LOSSES.resolve(name)
 
 
-def test_a_file_is_beside_the_yaml_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_is_relative_to_the_yaml_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(EXAMPLES / "04_loss.yaml")
     assert config.algorithm.policy_loss == f"{EXAMPLES}/my_losses.py:sapo"
@@ -260,7 +260,7 @@ def test_an_option_that_is_left_out_is_the_usual_one_of_the_function() -> None:
         assert registry.bind("gspo", registry.POLICY_LOSSES, inputs=inputs, section=section).options == expected
 
 
-def test_an_option_of_ones_own_function_is_left_for_it_to_take() -> None:
+def test_an_option_of_a_user_defined_function_is_not_checked() -> None:
     own = f"{EXAMPLES}/my_losses.py:opsm"
     assert AlgorithmOptions(policy_loss=own, clip_ratio_high=0.3, cispo_max_ratio=2.0).cispo_max_ratio == 2.0
     with pytest.raises(ConfigError, match=r"'.*_needs' requires 'gamma' and has no default for it: set algorithm"):

@@ -198,7 +198,7 @@ class Dropping(nn.Module):
 
 @pytest.mark.parametrize("iterations", [1, 2])
 @pytest.mark.parametrize("use", ["none", *KINDS])
-def test_what_is_known_before_an_update_is_worked_out_without_dropout(use: str, iterations: int) -> None:
+def test_experience_is_computed_without_dropout(use: str, iterations: int) -> None:
     model = Dropping(build())
     groups = on_policy(GROUPS, model.eval())
     model.drop.seen.clear()

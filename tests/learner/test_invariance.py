@@ -166,7 +166,7 @@ WAYS = {"tokens": {"size": None, "tokens": 36}, "size": {"size": 4, "tokens": No
 
 class TestWithoutTokens:
     @pytest.mark.parametrize("kind", ["grpo", "in reward", "gspo"])
-    def test_answers_without_a_token_teach_nothing(self, kind: str) -> None:
+    def test_answers_without_tokens_do_not_change_the_policy(self, kind: str) -> None:
         model = build()
         before = [p.clone() for p in model.parameters()]
         empty = [group([2, 3], trajectory([], 1.0), trajectory([], 0.0))]

@@ -96,7 +96,7 @@ class TestProximalPolicy:
                 torch.testing.assert_close(proximal, start, rtol=0, atol=1e-6)
             seen.clear()
 
-    def test_how_far_the_policy_has_moved_since_is_reported(self) -> None:
+    def test_the_change_of_the_policy_since_the_step_is_reported(self) -> None:
         model = build()
         groups = on_policy(GROUPS, model)
         made = learner(model, proximal_policy="recompute", iterations_per_step=3)

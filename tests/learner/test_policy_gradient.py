@@ -107,7 +107,7 @@ class TestUpdate:
         }
         assert not any(tensor.requires_grad for tensor in weights.values())
 
-    def test_one_answer_a_group_teaches_nothing(self) -> None:
+    def test_groups_of_one_answer_do_not_change_the_policy(self) -> None:
         model = build()
         before = {name: tensor.clone() for name, tensor in full_state(model).items()}
         learner(model).update([group([2], trajectory([3, 1], 1.0))])
@@ -121,7 +121,7 @@ class TestUpdate:
         assert first["actor/grad_norm"].value > 0.0
         assert second["actor/entropy"].value > first["actor/entropy"].value
 
-    def test_an_algorithm_of_the_users_own(self) -> None:
+    def test_a_user_defined_algorithm(self) -> None:
         metrics = learner(build(), adv_estimator=f"{__name__}:all_ones").update(GROUPS)
         assert metrics["critic/advantages/mean"].value == metrics["critic/advantages/min"].value == 1.0
 
@@ -164,11 +164,11 @@ class TestFaultsBeforeTheFirstUpdate:
             ),
         ],
     )
-    def test_options_that_a_function_refuses_or_nobody_takes(self, options: dict[str, object], message: str) -> None:
+    def test_options_that_are_refused_or_that_no_function_takes(self, options: dict[str, object], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             learner(build(), **options)
 
-    def test_an_option_that_ones_own_function_takes(self) -> None:
+    def test_an_option_of_a_user_defined_function(self) -> None:
         assert learner(build(), policy_loss=f"{__name__}:plain", clip_ratio_low=0.5).update(GROUPS)
 
 
@@ -187,12 +187,12 @@ class TestNotFinite:
         assert all(torch.equal(before[name], tensor) for name, tensor in full_state(model).items())
 
     @pytest.mark.parametrize("score", [math.nan, math.inf])
-    def test_a_score_that_is_not_finite_is_told_before_anything_is_computed(self, score: float) -> None:
+    def test_a_score_that_is_not_finite_is_refused_before_the_update(self, score: float) -> None:
         model = build()
         with pytest.raises(NonFiniteError, match="reward of answer 0 is (nan|inf)"):
             learner(model).update([group([2], trajectory([3, 1], score), trajectory([4, 1], 0.0))])
 
-    def test_a_gradient_that_is_not_finite_is_told_from_the_loss(self) -> None:
+    def test_a_non_finite_gradient_is_distinguished_from_a_non_finite_loss(self) -> None:
         model = build()
         next(model.parameters()).register_hook(lambda gradient: torch.full_like(gradient, math.inf))
         with pytest.raises(NonFiniteError, match="actor/grad_norm is inf"):
@@ -219,7 +219,7 @@ class TestNotFinite:
         score = group([2], trajectory([3, 1], math.inf), trajectory([4, 1], 0.0))
         assert [made.update([each])["actor/skipped_updates"].value for each in (broken(math.nan), score)] == [3, 3]
 
-    def test_what_was_skipped_is_as_if_it_had_never_been(self) -> None:
+    def test_a_skipped_update_changes_nothing(self) -> None:
         skipping, spared = build(), build()
         first, second = learner(skipping, lr_warmup=5), learner(spared, lr_warmup=5)
         first.skips_nonfinite = True

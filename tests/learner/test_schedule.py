@@ -57,7 +57,7 @@ def test_the_unit_is_an_update_or_a_whole_step(unit: str, horizon: int, expected
 
 
 @pytest.mark.parametrize(("unit", "horizon"), [("update", 8), ("step", 2)])
-def test_after_a_restart_it_goes_on_where_it_was(unit: str, horizon: int) -> None:
+def test_the_schedule_resumes_at_its_unit(unit: str, horizon: int) -> None:
     def new() -> object:
         return learner(
             build(), lr=1.0, lr_unit=unit, lr_decay_start=0, lr_decay=horizon, min_lr_ratio=0.0, iterations_per_step=4
@@ -94,7 +94,7 @@ def test_every_epoch_of_a_mini_batch_is_an_update() -> None:
         ({"micro_batch_size": 2, "micro_batch_tokens": 9}, "optim.micro_batch_tokens: .*leave one of them out"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_stands(keys: dict[str, object], fault: str) -> None:
+def test_invalid_options_are_refused_with_their_address(keys: dict[str, object], fault: str) -> None:
     sizes = {"train_batch_size": 1, "ppo_mini_batch_size": 1, "total_steps": 1}
     named = {"task": "sort_digits", "model": "decoder", "rollout": "inline", "plugins": ["weight_sync"]}
     with pytest.raises(ConfigError, match=fault):

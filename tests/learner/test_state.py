@@ -59,7 +59,7 @@ def kept(state: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=4)
 @given(at=st.integers(0, 5))
-def test_restored_it_goes_on_bit_for_bit(kind: str, at: int) -> None:
+def test_a_restored_learner_continues_bit_for_bit(kind: str, at: int) -> None:
     unbroken = learner(build(), **KINDS[kind])
     expected = train(unbroken, range(1, 7))
 
@@ -88,7 +88,7 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_it_is_written_into_the_tensors_that_are_there() -> None:
+def test_restoring_writes_into_the_existing_tensors() -> None:
     model = build()
     made = learner(model)
     held = made.weights()["head.weight"]
@@ -135,7 +135,7 @@ class TestFaults:
             made.load_state_dict(state)
         assert_same(made.state_dict(), before)
 
-    def test_a_state_with_and_one_without_a_critic_are_told_apart(self) -> None:
+    def test_states_with_and_without_a_critic_are_distinguished(self) -> None:
         with_critic, without = learner(build(), **EVERYTHING), learner(build())
         with pytest.raises(CheckpointError, match="its 'reference.embedding.weight' is unknown here"):
             without.load_state_dict(with_critic.state_dict())
@@ -144,7 +144,7 @@ class TestFaults:
 
 
 class TestAnotherConfiguration:
-    def test_a_coefficient_that_was_steered_goes_on_and_one_that_is_configured_anew_begins_anew(
+    def test_a_changed_coefficient_is_restored_unless_it_is_configured_differently(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         first = learner(build(), kl_coeff=0.1)
@@ -159,7 +159,7 @@ class TestAnotherConfiguration:
             "algorithm.kl_coeff is 0.5 and was 0.1 when the checkpoint was saved: training resumes with 0.5, not 0.3"
         ]
 
-    def test_parameters_that_were_not_trained_before_are_told(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_parameters_that_were_not_trained_before_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         model = build()
         model.head.weight.requires_grad_(requires_grad=False)
         first = learner(model)

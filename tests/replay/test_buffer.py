@@ -53,7 +53,7 @@ def stamps_of(groups: Sequence[Group]) -> list[int]:
 
 
 class TestStaleness:
-    def test_drop_keeps_what_is_at_the_threshold_and_evicts_what_is_above(self) -> None:
+    def test_drop_keeps_groups_at_the_threshold_and_evicts_those_above(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(2))
         finished(buffer, [3, 4, 5])
@@ -70,7 +70,7 @@ class TestStaleness:
 
         assert buffer.sample(1, 6, nothing_more).evicted == (4,)
 
-    def test_stale_groups_are_evicted_before_it_is_counted_what_is_there_and_each_is_replaced_once(self) -> None:
+    def test_stale_groups_are_evicted_before_finished_groups_are_counted_and_replaced_once(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(1))
         finished(buffer, [1, 1, 1, 1])
@@ -88,7 +88,7 @@ class TestStaleness:
         assert stamps_of(batch.groups) == [5, 5]
         assert len({group.number for group in batch.groups}) == 2
 
-    def test_a_group_that_is_being_generated_is_not_evicted_before_it_ends_and_then_as_a_whole(self) -> None:
+    def test_a_running_group_is_evicted_only_once_it_is_finished_and_as_a_whole(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(2))
         buffer.dispatch(prompts(1))
@@ -116,7 +116,7 @@ class TestStaleness:
 
         assert taken == [[2]]
 
-    def test_wait_takes_what_is_there_below_the_threshold_and_drops_nothing(self) -> None:
+    def test_wait_samples_groups_below_the_threshold_and_drops_nothing(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Wait(2))
         finished(buffer, [1, 1])
@@ -146,7 +146,7 @@ class TestSampling:
         assert len(buffer.sample(4, 1, nothing_more).groups) == 1
         assert buffer.sample(4, 1, nothing_more).groups == ()
 
-    def test_sampling_waits_for_what_is_running(self) -> None:
+    def test_sampling_waits_for_running_groups(self) -> None:
         buffer = GroupBuffer()
         buffer.dispatch(prompts(2))
         claimed = buffer.claim(2)
@@ -159,7 +159,7 @@ class TestSampling:
 
         assert sizes == [2]
 
-    def test_waiting_longer_than_allowed_says_what_it_waited_for(self) -> None:
+    def test_a_sample_timeout_names_the_missing_groups(self) -> None:
         buffer = GroupBuffer(ReplayOptions(sample_timeout_s=0.01))
         buffer.set_policy(Drop(1))
         buffer.dispatch(prompts(1))
@@ -176,7 +176,7 @@ class TestSampling:
         )
         assert "1 running, 0 pending, the oldest with S=3" in text
 
-    def test_a_rollout_that_is_always_too_old_does_not_spin_for_ever(self) -> None:
+    def test_groups_that_are_always_stale_end_in_a_sample_timeout(self) -> None:
         buffer = GroupBuffer(ReplayOptions(sample_timeout_s=0.01))
         buffer.set_policy(Drop(1))
 
@@ -186,7 +186,7 @@ class TestSampling:
         ):
             buffer.sample(1, 2, lambda lost: finished(buffer, [1]))
 
-    def test_closing_wakes_everyone(self) -> None:
+    def test_closing_wakes_all_waiting_threads(self) -> None:
         buffer = GroupBuffer()
         buffer.dispatch(prompts(1))
         buffer.claim(1)
@@ -296,7 +296,7 @@ class TestStates:
         assert [counts[f"replay/{state}"] for state in ("pending", "running", "finished")] == [3, 1, 2]
 
     @pytest.mark.parametrize("state", ["pending", "running", "finished"])
-    def test_what_could_be_trained_next_is_known_in_every_state(self, state: str) -> None:
+    def test_trainable_is_right_in_every_state(self, state: str) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(2))
         assert not buffer.trainable(1)
@@ -309,7 +309,7 @@ class TestStates:
 
 
 class TestDispatch:
-    def test_what_exceeds_the_capacity_is_owed(self) -> None:
+    def test_groups_beyond_the_capacity_are_dispatched_later(self) -> None:
         buffer = GroupBuffer(ReplayOptions(capacity=3))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
 
@@ -321,7 +321,7 @@ class TestDispatch:
         dispatcher.request(0)
         assert list(buffer.claim(9, block=False)) == []
 
-    def test_room_that_comes_back_is_used_for_what_is_owed(self) -> None:
+    def test_freed_capacity_is_used_for_postponed_groups(self) -> None:
         buffer = GroupBuffer(ReplayOptions(capacity=2))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         engine = FakeEngine()
@@ -335,7 +335,7 @@ class TestDispatch:
 
         assert seen == list(range(6))
 
-    def test_nothing_is_owed_once_the_data_has_ended(self) -> None:
+    def test_no_group_is_postponed_once_the_data_has_ended(self) -> None:
         buffer = GroupBuffer()
         dispatcher = Dispatcher(FakePrompts(3), buffer, groups_per_step=1)
 
@@ -363,7 +363,7 @@ class TestFailures:
         assert [group.number for group in batch.groups] == [1]
         assert buffer.ledger.dropped["cancelled"].groups == 1
 
-    def test_a_group_that_never_returns_is_given_up_and_named_and_what_it_hands_in_later_is_counted(
+    def test_a_group_that_times_out_is_named_and_its_late_answers_are_counted(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         clock = ManualClock()
@@ -451,7 +451,7 @@ class Waiting(GroupBuffer):
 
 
 class TestRequeue:
-    def test_the_same_prompt_comes_again_with_a_new_stamp(self) -> None:
+    def test_requeue_dispatches_the_prompt_again_with_a_new_stamp(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Requeue(1))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
@@ -469,7 +469,7 @@ class TestRequeue:
         assert [(group.number, group.stamp, group.prompt.text) for group in batch.groups] == [(1, 2, "0")]
         assert batch.evicted == (2,)
 
-    def test_a_prompt_that_is_dropped_again_and_again_is_named_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_prompt_that_is_dropped_repeatedly_is_named_once(self, caplog: pytest.LogCaptureFixture) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(1))
         same = prompts(1)
@@ -483,7 +483,7 @@ class TestRequeue:
         assert caplog.text.count("prompt '0' was dropped as stale 3 times and never trained") == 1
         assert buffer.take_metrics()["replay/dropped_repeatedly"].value == 1
 
-    def test_only_the_prompts_that_were_dropped_last_are_remembered(self) -> None:
+    def test_drops_are_counted_for_the_last_dropped_prompts_only(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(1))
         buffer.advance(1)
@@ -547,7 +547,7 @@ class TestPace:
         assert after.ledger.outstanding == max(4, 2 * groups_per_step)
         assert after.may_dispatch(0, groups_per_step) == 0
 
-    def test_asking_changes_nothing(self) -> None:
+    def test_may_dispatch_changes_nothing(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(2))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=4)
@@ -573,7 +573,7 @@ class TestPace:
 
         assert [after.may_dispatch(0, 1), after.may_dispatch(0, 16)] == [0, 2]
 
-    def test_a_group_that_ends_otherwise_makes_room_in_the_budget(self) -> None:
+    def test_a_dropped_group_makes_room_in_the_budget(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(1))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
@@ -588,7 +588,7 @@ class TestPace:
 
         assert [group.number for group in buffer.sample(1, 1, refill).groups] == [1]
 
-    def test_in_order_waits_for_the_head_of_the_line(self) -> None:
+    def test_in_order_waits_for_the_oldest_group(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(1, in_order=True))
         buffer.dispatch(prompts(3))
@@ -604,7 +604,7 @@ class TestPace:
 
 
 class TestCapacity:
-    def test_a_full_buffer_that_evicts_throws_the_stalest_away_says_so_and_asks_for_another(
+    def test_a_full_buffer_evicts_the_stalest_group_logs_it_and_replaces_it(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         # Stamps ascend along the line, so the stalest of 3, 4 and 5 is the first, wherever the others finished.
@@ -624,7 +624,7 @@ class TestCapacity:
         dispatcher.request(0)
         assert len(buffer.claim(9)) == 1
 
-    def test_what_cannot_be_thrown_away_keeps_new_groups_out(self) -> None:
+    def test_groups_that_cannot_be_evicted_block_new_ones(self) -> None:
         buffer = GroupBuffer(ReplayOptions(capacity=2, when_full="evict"))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         dispatcher.request(5)

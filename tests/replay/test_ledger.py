@@ -140,7 +140,7 @@ class TestBooks:
 
         assert (ledger.outstanding, ledger.imbalance) == (1, 0)
 
-    def test_a_stamp_that_changed_on_the_way_shows(self) -> None:
+    def test_a_changed_stamp_unbalances_the_ledger(self) -> None:
         ledger = Ledger()
         ledger.open(group(0, 1))
         ledger.move(1)

@@ -88,7 +88,7 @@ def test_a_prompt_is_read_once_and_gaps_are_filled_from_the_end() -> None:
     assert model.read == [[[2, 3]], [["copies", 0, 0, 0, 0]], [["keeps", 3, 1]], [[3, 3]]]
 
 
-def test_an_answer_that_was_begun_elsewhere_goes_on_where_it_was() -> None:
+def test_a_partial_answer_from_another_batch_is_continued() -> None:
     model = Scripted([0.0, 0.5, 0.0, 0.5])
     made = batch(model)
     begun = Request(PROMPT, 0, np.array([0.9, 0.9, 0.1]), tokens=[3], logprobs=[-0.5], versions=[6])

@@ -72,7 +72,7 @@ def serve(engine: ports.RolloutEngine, queue: Queue, count: int) -> None:
     queue.wait_for(count)
 
 
-def test_it_is_a_port_and_every_claimed_group_gets_n_answers_on_one_version(engine: ports.RolloutEngine) -> None:
+def test_each_claimed_group_gets_n_answers_of_one_version(engine: ports.RolloutEngine) -> None:
     assert isinstance(engine, ports.RolloutEngine)
     queue = Queue(groups(7))
     publish(engine, 3)
@@ -94,7 +94,7 @@ def test_it_is_a_port_and_every_claimed_group_gets_n_answers_on_one_version(engi
 
 
 @pytest.mark.parametrize("name", ["3 threads by group", "process by group"])
-def test_groups_decoded_by_themselves_repeat_inline_to_the_last_bit(name: str) -> None:
+def test_groups_decoded_alone_repeat_inline_bit_for_bit(name: str) -> None:
     engines = [made("inline by group"), made(name)]
     queues = [Queue(groups(12)), Queue(groups(12))]
     for engine, queue in zip(engines, queues, strict=True):
@@ -124,7 +124,7 @@ def test_close_may_come_twice_and_before_start(engine: ports.RolloutEngine) -> N
     engine.close()
 
 
-def test_a_version_in_use_is_untouched_by_a_bad_stage(engine: ports.RolloutEngine) -> None:
+def test_a_failed_stage_does_not_change_the_version_in_use(engine: ports.RolloutEngine) -> None:
     publish(engine, 1)
     prompts = [groups(1)[0].prompt]
     before = engine.answer(prompts)
@@ -141,7 +141,7 @@ def test_a_version_in_use_is_untouched_by_a_bad_stage(engine: ports.RolloutEngin
 
 
 @pytest.mark.parametrize("name", ["inline", "3 threads by group", "process by group"])
-def test_an_error_costs_its_own_group_only_and_says_what_it_was(name: str) -> None:
+def test_an_error_fails_its_own_group_only_with_its_reason(name: str) -> None:
     engine = made(name, FailingTask())
     publish(engine, 0)
     kinds = [attrs.evolve(group, prompt=attrs.evolve(group.prompt, truth=str(group.number))) for group in groups(4)]
@@ -174,7 +174,7 @@ class SilentTask(Addition):
 
 
 @pytest.mark.parametrize("gives", [None, "1.0"])
-def test_a_score_that_is_no_number_is_an_error_that_says_so(gives: object) -> None:
+def test_a_score_that_is_no_number_is_an_error(gives: object) -> None:
     engine = made("inline", SilentTask(gives=gives))
     publish(engine, 0)
     queue = Queue(groups(1))
@@ -269,7 +269,7 @@ def test_readers_see_one_whole_version_while_weights_flip(kind: type[ThreadOptio
     assert (max(spans) > 1) == (on_sync == "continue")
 
 
-def test_a_long_score_holds_up_no_sync() -> None:
+def test_a_long_score_does_not_delay_a_sync() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     @attrs.frozen(kw_only=True)

@@ -72,7 +72,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "error", [PicklesOneWay("one", "other"), Unpicklable()], ids=["pickles one way", "unpicklable"]
     )
-    def test_an_exception_that_no_pickle_survives_is_quoted(self, error: Exception) -> None:
+    def test_an_exception_that_cannot_be_pickled_is_quoted(self, error: Exception) -> None:
         arrived = pickle.loads(pickle.dumps(PackedError.of(error))).unpack()
         assert isinstance(arrived, RolloutError)
         assert str(error) in str(arrived)
@@ -86,7 +86,7 @@ class TestErrors:
             engine.pump()
         assert isinstance(caught.value.__cause__.__cause__, SystemExit)
 
-    def test_what_cannot_be_pickled_is_refused_when_the_engine_is_built(self) -> None:
+    def test_a_configuration_that_cannot_be_pickled_is_refused_by_build(self) -> None:
         with pytest.raises(ConfigError, match=r"cannot be pickled.*`rollout: \{use: thread\}`, which needs"):
             ProcessOptions().build(
                 policy=lambda: build(),  # noqa: PLW0108 - that is the point
@@ -116,7 +116,7 @@ class TestDeaths:
         assert engine.take_metrics()["rollout/restarts"].value == 0
 
     @pytest.mark.slow
-    def test_too_many_deaths_end_the_run_and_say_what_may_help(self, make: Make) -> None:
+    def test_too_many_deaths_end_the_run_with_advice(self, make: Make) -> None:
         engine = make(Faulty(act="kill"), max_restarts=1)
         queue = started(engine)
         queue.wait_for(1)
@@ -125,7 +125,7 @@ class TestDeaths:
         with pytest.raises(RolloutError, match=r"killed by SIGKILL after 1 restarts\. If no user killed it"):
             engine.pump()
 
-    def test_a_worker_that_returns_early_is_a_dead_one(self, make: Make) -> None:
+    def test_a_worker_that_exits_early_counts_as_dead(self, make: Make) -> None:
         queue = started(make(Faulty(act="exit"), max_restarts=0))
         queue.wait_for(1)
         error, reason = queue.failed[0]
@@ -160,7 +160,7 @@ def stuck(tmp_path: Path) -> NeverReturns:
 
 class TestSyncs:
     @pytest.mark.slow
-    def test_a_worker_whose_answer_never_ends_is_killed_by_the_sync_and_another_one_goes_on(
+    def test_a_worker_whose_answer_never_ends_is_killed_by_the_sync_and_restarted(
         self, make: Make, stuck: NeverReturns, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine = make(stuck, sync_timeout_s=0.5)
@@ -193,7 +193,7 @@ class TestSyncs:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("call", ["release", "pause", "use", "score", "resume"])
-    def test_whatever_a_stopped_worker_is_asked_the_sync_goes_on_without_it(
+    def test_a_sync_kills_a_stopped_worker_and_continues_without_it(
         self, make: Make, call: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine = make(sync_timeout_s=0.5)
@@ -227,7 +227,7 @@ class TestSyncs:
         engine.resume()
 
     @pytest.mark.slow
-    def test_an_undo_waits_only_a_moment_and_names_who_was_late(self, make: Make) -> None:
+    def test_an_undo_has_a_short_deadline_and_names_late_workers(self, make: Make) -> None:
         engine = make()
         started(engine).wait_for(1)
         engine.stage(full_state(build()), 1)
@@ -245,7 +245,7 @@ class TestSyncs:
 
 
 class TestEnds:
-    def test_a_long_score_holds_up_no_sync(self, make: Make, blocked: WaitsInScore) -> None:
+    def test_a_long_score_does_not_delay_a_sync(self, make: Make, blocked: WaitsInScore) -> None:
         engine = make(blocked)
         queue = started(engine)
         blocked.inside.open().close()
@@ -258,7 +258,7 @@ class TestEnds:
         assert versions_of(queue.finished[0]) == {0}
 
     @pytest.mark.slow
-    def test_a_score_that_never_returns_does_not_hold_up_the_end(
+    def test_a_score_that_never_returns_does_not_delay_close(
         self, make: Make, blocked: WaitsInScore, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine = make(blocked)
@@ -369,7 +369,7 @@ def run(directory: Path, **task: object) -> object:
 
 class TestRuns:
     @pytest.mark.slow
-    def test_a_run_goes_on_after_a_worker_was_killed(self, tmp_path: Path) -> None:
+    def test_a_run_continues_after_a_worker_was_killed(self, tmp_path: Path) -> None:
         trainer = run(tmp_path)
         result = trainer.fit()
         assert (result.status, result.step) == ("completed", 12)

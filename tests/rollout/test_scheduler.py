@@ -70,7 +70,7 @@ def logprobs_of(model: nn.Module, group: Group, answer: Trajectory, temperature:
 
 
 @pytest.mark.parametrize("slots", [1, 4, 64])
-def test_no_slot_is_empty_while_there_is_work(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_slot_is_empty_while_requests_wait(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     step = DecodeBatch.step
     monkeypatch.setattr(DecodeBatch, "step", lambda batch: (rows.append(len(batch.rows)), step(batch))[1])
@@ -87,7 +87,7 @@ def test_no_slot_is_empty_while_there_is_work(slots: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("options", [{"slots": 1}, {"slots": 64}, {"batching": "group"}], ids=str)
-def test_the_same_tokens_are_sampled_in_any_company(options: dict[str, object]) -> None:
+def test_tokens_do_not_depend_on_other_requests_in_the_batch(options: dict[str, object]) -> None:
     expected = run(Scheduler(made()[0]), groups(6))
 
     answers = run(Scheduler(made(attrs.evolve(OPTIONS, **options))[0]), groups(6)[::-1])
@@ -103,7 +103,7 @@ def test_seed_and_dispatch_number_decide_the_answers() -> None:
     assert tokens_of(run(Scheduler(made(seed=1)[0]), [group]))[0] != first
 
 
-def test_groups_decoded_by_themselves_repeat_to_the_last_bit() -> None:
+def test_groups_decoded_alone_repeat_bit_for_bit() -> None:
     options = attrs.evolve(OPTIONS, batching="group")
     all_of_them = run(Scheduler(made(options)[0]), groups(6))
     for group in groups(6):
@@ -144,7 +144,7 @@ def test_a_group_takes_part_until_all_its_answers_are_complete() -> None:
     assert sorted(handed_in) == [0, 1]
 
 
-def test_answers_in_work_end_on_their_weights_and_new_ones_begin_on_the_published() -> None:
+def test_requests_in_flight_keep_their_weights_and_new_ones_use_the_published() -> None:
     generator, weights = made()
     scheduler = Scheduler(generator)
     pending = groups(4)
@@ -163,7 +163,7 @@ def test_answers_in_work_end_on_their_weights_and_new_ones_begin_on_the_publishe
 
 
 @pytest.mark.parametrize("batching", ["continuous", "group"])
-def test_partial_rollouts_go_on_with_the_new_weights_from_the_next_token(batching: str) -> None:
+def test_partial_rollouts_use_the_new_weights_from_the_next_token(batching: str) -> None:
     generator, weights = made(attrs.evolve(OPTIONS, n=4, on_sync="continue", batching=batching))
     scheduler = Scheduler(generator)
     pending = groups(3)
@@ -190,7 +190,7 @@ def test_partial_rollouts_go_on_with_the_new_weights_from_the_next_token(batchin
 
 
 @pytest.mark.parametrize("on_sync", ["finish", "continue"])
-def test_nothing_sampled_from_weights_that_were_taken_back_is_handed_in(on_sync: str) -> None:
+def test_answers_of_a_failed_sync_are_not_handed_in(on_sync: str) -> None:
     generator, weights = made(attrs.evolve(OPTIONS, on_sync=on_sync))
     expected = tokens_of(run(Scheduler(generator), groups(4)))
     scheduler = Scheduler(generator)
@@ -207,7 +207,7 @@ def test_nothing_sampled_from_weights_that_were_taken_back_is_handed_in(on_sync:
     assert tokens_of(answers) == {number: expected[number] for number in answers}
 
 
-def test_who_has_nothing_in_work_holds_up_no_sync() -> None:
+def test_an_idle_worker_does_not_delay_a_sync() -> None:
     generator, weights = made()
     run(Scheduler(generator), groups(2))
     syncs = threading.Thread(target=lambda: [publish(weights, 1) for _ in range(3)])

@@ -44,7 +44,7 @@ def test_a_wait_during_a_sync_is_for_weights_and_the_rest_is_for_groups(clock: l
     assert metrics["timing_s/engine_wait_weights"].value == 2 + 4 + 4
 
 
-def test_a_sync_that_goes_on_counts_up_to_now(clock: list[float]) -> None:
+def test_a_sync_in_progress_counts_up_to_the_present(clock: list[float]) -> None:
     stats = RolloutStats()
     stats.begin_sync()
     clock[0] += 1

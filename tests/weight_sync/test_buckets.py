@@ -103,7 +103,7 @@ class TestBuckets:
         assert allocations.now == 0
         assert allocations.peak == max(limit, 10 * MB)
 
-    def test_nothing_is_copied_beside_the_sets_where_it_fits_as_it_is(self) -> None:
+    def test_tensors_that_need_no_cast_are_not_copied_again(self) -> None:
         weights, engine = full_state(Parameters(4, 2_500_000)), Recorder(Parameters, 4, 2_500_000)
         transport, allocations = SameHostTransport(), Allocations()
         with allocations:
@@ -190,7 +190,7 @@ class TestFit:
 
 
 class TestCasts:
-    def test_a_cast_is_rounded_to_even_and_its_error_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_cast_rounds_to_even_and_its_error_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         class Halves(nn.Module):
             def __init__(self) -> None:
                 super().__init__()

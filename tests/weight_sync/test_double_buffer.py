@@ -150,7 +150,7 @@ class TestDoubleBuffer:
         weights.unflip()
         assert value_of(weights) == (1, 1.0)
 
-    def test_unflip_brings_back_this_process_where_no_worker_is_left_to_be_told(self) -> None:
+    def test_unflip_restores_this_process_if_no_worker_is_left(self) -> None:
         class Dead:
             def use(self, place: int, version: int) -> None:
                 raise RolloutError("the rollout workers have failed")
@@ -167,7 +167,7 @@ class TestDoubleBuffer:
         assert weights.version == weights.modules.version == 1
         assert value_of(weights) == (1, 1.0)
 
-    def test_an_unflip_that_was_broken_off_at_any_line_can_be_called_again(self, make: Make) -> None:
+    def test_an_unflip_interrupted_at_any_line_can_be_repeated(self, make: Make) -> None:
         places = 0
         while True:
             weights = make(Three)
@@ -222,7 +222,7 @@ class TestDoubleBuffer:
             assert not {t.data_ptr() for t in theirs.values()} & {t.data_ptr() for t in ours.values()}
             assert not any(tensor.requires_grad for tensor in module.parameters())
 
-    def test_a_policy_that_gives_its_one_module_is_refused(self, make: Make) -> None:
+    def test_a_policy_that_returns_the_same_module_twice_is_refused(self, make: Make) -> None:
         module = Three()
         with pytest.raises(ValueError, match="share memory"):
             make(lambda: module)
@@ -335,7 +335,7 @@ class TestStates:
             ("more", torch.zeros(1), "'more' is unknown to the engine"),
         ],
     )
-    def test_what_does_not_fit_is_named(self, make: Make, name: str, tensor: Tensor, message: str) -> None:
+    def test_tensors_that_do_not_fit_are_named(self, make: Make, name: str, tensor: Tensor, message: str) -> None:
         weights = make(Odd)
         with pytest.raises(SyncError, match=message):
             weights.stage({**full_state(self.copy_with_checksums()), name: tensor}, 0)
@@ -346,7 +346,7 @@ class TestStates:
         with pytest.raises(SyncError, match=r"'brief' is torch\.float32, the engine's torch\.bfloat16; the transport"):
             weights.stage({**full_state(self.copy_with_checksums()), "brief": torch.ones(2)}, 0)
 
-    def test_buckets_of_one_version_come_together_and_another_version_begins_anew(self, make: Make) -> None:
+    def test_buckets_of_another_version_restart_the_staging(self, make: Make) -> None:
         source, weights = full_state(self.copy_with_checksums()), make(Odd)
         names = [name for name in source if name != "tied"]  # it arrives with `w`
         for name in names[:-1]:
@@ -364,7 +364,7 @@ class TestStates:
             for name, tensor in source.items():
                 assert torch.equal(full_state(module)[name], tensor), name
 
-    def test_the_checksum_is_of_what_is_held_not_of_what_came(self, make: Make) -> None:
+    def test_checksums_are_computed_from_the_copy(self, make: Make) -> None:
         weights = make(Three)
         spare = weights.spec()["b"]
 
@@ -379,7 +379,7 @@ class TestStates:
 
 
 class TestPause:
-    def test_nobody_begins_to_read_until_the_end_of_a_pause(self, make: Make) -> None:
+    def test_no_reader_starts_during_a_pause(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         weights.pause()
@@ -399,7 +399,7 @@ class TestPause:
         reader.join()
         assert seen == [2]
 
-    def test_who_reads_already_goes_on(self, make: Make) -> None:
+    def test_a_pause_does_not_stop_present_readers(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, _):
@@ -411,7 +411,7 @@ class TestPause:
 
 
 class TestWitness:
-    def test_an_echo_of_what_was_published_passes(self, make: Make) -> None:
+    def test_a_published_fingerprint_passes(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, version):
@@ -419,7 +419,7 @@ class TestWitness:
             weights.detector.check(7, {Fingerprint.of(version, end_tensors(full_state(module)))})
 
     @pytest.mark.parametrize("torn", ["a", "c"])
-    def test_a_torn_set_is_told_by_either_end(self, make: Make, torn: str) -> None:
+    def test_a_torn_set_is_detected_at_either_end(self, make: Make, torn: str) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, version):
@@ -430,7 +430,7 @@ class TestWitness:
         ):
             weights.detector.check(7, {fingerprint})
 
-    def test_the_bytes_of_another_version_are_told_too(self, make: Make) -> None:
+    def test_weights_of_another_version_are_detected(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, _):

@@ -125,7 +125,7 @@ OLD = (0, [0.0] * 3, False, None)
 NEW = (4, [4.0] * 3, False, None)
 
 
-def test_it_is_a_port_and_so_is_what_the_tests_bring_weights_to() -> None:
+def test_the_transport_and_the_engines_of_these_tests_implement_their_ports() -> None:
     assert isinstance(SameHostTransport(), ports.WeightTransport)
     assert isinstance(Engine(), ports.WeightHolder)
 
@@ -162,9 +162,7 @@ class TestFailures:
             assert [state(engine) for engine in engines] == [NEW] * count
 
     @given(st.lists(st.tuples(st.sampled_from(["", *STEPS]), st.booleans(), st.booleans()), min_size=2, max_size=3))
-    def test_engines_that_fail_together_in_any_way_are_all_taken_back(
-        self, plans: list[tuple[str, bool, bool]]
-    ) -> None:
+    def test_engines_that_fail_together_are_all_restored(self, plans: list[tuple[str, bool, bool]]) -> None:
         engines = [
             Engine(
                 str(place), fails_on=step, afterwards=after, error=KeyboardInterrupt() if ctrl_c else OSError("gone")
@@ -181,20 +179,20 @@ class TestFailures:
             assert not any(step for step, _, _ in plans)
             assert [state(engine) for engine in engines] == [NEW] * len(engines)
 
-    def test_an_engine_that_took_nothing_is_not_asked_to_undo_an_earlier_version(self) -> None:
+    def test_an_engine_that_staged_nothing_is_not_unflipped(self) -> None:
         engines = [Engine("a"), Engine("b", fails_on="stage")]
         with pytest.raises(SyncError):
             published(SameHostTransport(), 4, engines)
         assert "a unflip" in engines[0].events
         assert "b unflip" not in engines[1].events
 
-    def test_an_interrupt_takes_all_back_and_stays_an_interrupt(self) -> None:
+    def test_an_interrupt_restores_all_engines_and_is_raised(self) -> None:
         engines = [Engine("a"), Engine("b", fails_on="flip", error=KeyboardInterrupt())]
         with pytest.raises(KeyboardInterrupt):
             published(SameHostTransport(), 4, engines)
         assert [state(engine) for engine in engines] == [OLD] * 2
 
-    def test_an_interrupt_while_all_is_taken_back_waits_for_the_end_of_that(self) -> None:
+    def test_an_interrupt_during_the_undo_is_raised_at_its_end(self) -> None:
         class Interrupted(Engine):
             def unflip(self) -> None:
                 super().unflip()
@@ -206,7 +204,7 @@ class TestFailures:
         assert [state(engine) for engine in engines] == [OLD] * 2
         assert isinstance(caught.value.__cause__, ValueError)
 
-    def test_an_engine_that_cannot_go_back_keeps_no_other_from_it_and_is_named(self) -> None:
+    def test_an_engine_that_cannot_be_restored_is_named_and_the_others_are_restored(self) -> None:
         class Stuck(Engine):
             def unflip(self) -> None:
                 raise OSError("stuck")
@@ -223,7 +221,7 @@ class TestFailures:
         assert "engine 0 (Stuck) did not restore its old weights" in notes
         assert "it holds version 4, expected 0" in notes
 
-    def test_an_engine_that_cannot_even_say_what_it_holds_is_no_other_error(self) -> None:
+    def test_an_engine_without_a_readable_version_does_not_hide_the_error(self) -> None:
         class Mute(Engine):
             @property
             def version(self) -> int:
@@ -237,7 +235,7 @@ class TestFailures:
         assert "the server is gone" in "".join(caught.value.__cause__.__notes__)
         assert state(engines[1]) == OLD
 
-    def test_what_goes_wrong_besides_is_told_once_an_engine_however_many_there_are(self) -> None:
+    def test_failures_of_an_undo_are_noted_once_per_engine(self) -> None:
         class Broken(Engine):
             def unflip(self) -> None:
                 raise OSError("no way back") from RuntimeError("the worker is dead")
@@ -254,7 +252,7 @@ class TestFailures:
         assert notes.count("RuntimeError: the worker is dead") == 4
         assert "out of memory" not in notes
 
-    def test_an_engine_that_lacks_a_part_of_the_protocol_is_told_which(self) -> None:
+    def test_missing_methods_of_an_engine_are_named(self) -> None:
         class Half:
             version = 0
             spec = stage = flip = unflip = Engine.unflip
@@ -264,7 +262,7 @@ class TestFailures:
 
 
 class TestChecksums:
-    def test_a_bit_that_flips_on_its_way_is_found(self) -> None:
+    def test_a_flipped_bit_is_detected(self) -> None:
         class Corrupted(Engine):
             def stage(self, weights: ports.Weights, version: int) -> Mapping[str, int]:
                 broken = {name: tensor.clone() for name, tensor in weights.items()}
@@ -285,7 +283,7 @@ class TestChecksums:
             ({}, "'w' was not acknowledged"),
         ],
     )
-    def test_who_does_not_acknowledge_is_named(self, answer: object, message: str) -> None:
+    def test_a_tensor_that_is_not_acknowledged_is_named(self, answer: object, message: str) -> None:
         class Silent(Engine):
             def stage(self, weights: ports.Weights, version: int) -> Mapping[str, int]:
                 super().stage(weights, version)
@@ -294,7 +292,7 @@ class TestChecksums:
         with pytest.raises(SyncError, match=message):
             published(SameHostTransport(), 4, [Silent()])
 
-    def test_weights_that_change_while_they_are_sent_are_found(self) -> None:
+    def test_weights_that_change_while_they_are_sent_are_detected(self) -> None:
         weights = weights_of(4)
 
         class Slow(Engine):
@@ -319,7 +317,7 @@ class TestCanary:
             ),
         ],
     )
-    def test_an_engine_that_scores_otherwise_is_refused(self, found: np.ndarray, message: str) -> None:
+    def test_an_engine_that_fails_the_canary_is_refused(self, found: np.ndarray, message: str) -> None:
         class Odd(Engine):
             def logprobs(self, tokens: np.ndarray) -> np.ndarray:
                 return found
@@ -350,7 +348,7 @@ class TestCanary:
 class TestCaches:
     """Second result is computed under version 2; the invalidation runs before the version is published."""
 
-    def test_a_cache_is_emptied_before_anybody_samples_again(self) -> None:
+    def test_caches_are_cleared_before_requests_start_again(self) -> None:
         engine = Caching()
         published(SameHostTransport(), 1, [engine])
         assert engine.generate("x") == ("x", 1)
@@ -403,7 +401,7 @@ class TestNothingNew:
         with pytest.raises(SyncError, match="training changed 1"):  # what failed does not count as published
             self.publish(transport, 1, 0.5)
 
-    def test_if_training_moved_nothing_it_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_unchanged_weights_without_training_are_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         transport = SameHostTransport()
         with caplog.at_level(logging.WARNING):
             for version in range(3):
@@ -412,7 +410,7 @@ class TestNothingNew:
             "version 1 contains no change: all weights equal those of the version before"
         ]
 
-    def test_what_a_cast_loses_is_said_and_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_changes_lost_in_a_cast_are_logged_and_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
         class Half(Engine):
             def spec(self) -> ports.Weights:
                 return {"w": torch.empty(3, dtype=torch.bfloat16, device="meta")}

@@ -129,7 +129,7 @@ class TestCanary:
         queue.wait_for(12)
         assert versions_of(queue.finished[100]) == {0}
 
-    def test_the_learner_scores_without_dropout_and_goes_on_as_it_was(self) -> None:
+    def test_the_learner_scores_without_dropout_and_restores_its_mode(self) -> None:
         class Dropped(type(policy())):
             def project(self, states: Tensor) -> Tensor:
                 return super().project(nn.functional.dropout(states, training=self.training))
@@ -155,7 +155,7 @@ class TestCanary:
 
 
 class TestWorkers:
-    def test_a_worker_that_gets_ready_later_samples_from_what_is_published(self, build: Callable[..., Engine]) -> None:
+    def test_a_worker_that_becomes_ready_later_uses_the_published_weights(self, build: Callable[..., Engine]) -> None:
         learner, engine = policy(), build("process")
         sync(learner, 0, engine)
         queue = Queue(groups(4))
@@ -166,7 +166,7 @@ class TestWorkers:
         queue.wait_for(4)
         assert queue.failed == {}
 
-    def test_a_paused_worker_begins_nothing_and_goes_on_afterwards(self, build: Callable[..., Engine]) -> None:
+    def test_a_paused_worker_starts_no_request_until_resume(self, build: Callable[..., Engine]) -> None:
         engine = build("process")
         sync(policy(), 0, engine)
         queue = Queue(groups(4))
@@ -276,7 +276,7 @@ def test_buffers_and_frozen_parameters_arrive_and_registration_stays() -> None:
     assert [(list(own.state_dict()), [*dict(own.named_parameters())]) for own in modules.modules] == keys
 
 
-def test_what_is_delivered_is_what_was_staged_though_training_went_on() -> None:
+def test_engines_hold_the_staged_weights_while_training_continues() -> None:
     learner, modules = Whole(), ModulePair(Whole)
     engine = DoubleBuffer([full_state(module) for module in modules.modules], modules)
     with torch.no_grad():
@@ -384,11 +384,11 @@ class TestRuns:
         assert (comparison.first, comparison.synced) == ([0], [1, 2, 3])
 
     @pytest.mark.parametrize("rollout", ["inline", "thread", "process"])
-    def test_a_run_that_nobody_syncs_does_not_start(self, tmp_path: Path, rollout: str) -> None:
+    def test_a_run_without_weight_sync_does_not_start(self, tmp_path: Path, rollout: str) -> None:
         with pytest.raises(ConfigError, match="WeightsSynced"):
             run_of(tmp_path, ["metric_aggregation"], {"use": rollout})
 
-    def test_a_sync_that_fails_ends_the_run_with_the_version_that_stands(self, tmp_path: Path) -> None:
+    def test_a_failed_sync_ends_the_run_with_the_last_published_version(self, tmp_path: Path) -> None:
         trainer = run_of(
             tmp_path,
             ["weight_sync", {"use": f"{__file__}:Comparison"}, {"use": f"{__file__}:Saboteur"}, *PLUGINS.values()],
