@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hooktrainer.checkpoint.store import Store, load
-from hooktrainer.checkpoint.writer import Writer
+from hooktrainer.checkpoint.writer_thread import Writer
 from hooktrainer.errors import CheckpointError
 from hooktrainer.ports import BestMetric, Retention, Snapshot, StoredCheckpoint
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from hooktrainer._util import files
-from hooktrainer.checkpoint import directory
+from hooktrainer.checkpoint import file_format
 from hooktrainer.errors import CheckpointError
 from hooktrainer.ports import BestMetric, Retention, Snapshot, StoredCheckpoint
 
@@ -52,7 +52,7 @@ class Store:
                 files.sync(self.root.parent)
             files.discard(unfinished)
             unfinished.mkdir()
-            directory.write(snapshot, unfinished, scores or {})
+            file_format.write(snapshot, unfinished, scores or {})
             if not may_publish():
                 raise CheckpointError("the run was aborted")
             self._publish(unfinished, target)
@@ -115,7 +115,7 @@ class Store:
         Raise `CheckpointError` if it is incomplete or damaged, or if its step differs from the one in its name.
         """
         try:
-            snapshot = directory.read(path)
+            snapshot = file_format.read(path)
         except CheckpointError as error:
             raise CheckpointError(f"the checkpoint {path} is incomplete or damaged: {error}") from None
         if (named := _NAME.fullmatch(path.name)) and int(named[1]) != snapshot.step:
@@ -205,7 +205,7 @@ class Store:
             if path.is_symlink():
                 continue
             try:
-                manifest = directory.read_manifest(path)
+                manifest = file_format.read_manifest(path)
             except CheckpointError:
                 continue
             if manifest.step == step:
@@ -223,13 +223,13 @@ class Store:
 
     def _remove(self, path: Path) -> None:
         """Remove a checkpoint. Other files in its directory are kept."""
-        own = {*directory.read_manifest(path).files, directory.MANIFEST}
+        own = {*file_format.read_manifest(path).files, file_format.MANIFEST}
         if own >= set(_names(path)):
             removed = path.with_name(f".{path.name}.removed")
             files.discard(removed)
             path = path.rename(removed)  # a kill leaves it either complete or hidden
-        (path / directory.MANIFEST).unlink()
-        for name in own - {directory.MANIFEST}:
+        (path / file_format.MANIFEST).unlink()
+        for name in own - {file_format.MANIFEST}:
             (path / name).unlink(missing_ok=True)
         if not _names(path):
             path.rmdir()
@@ -256,7 +256,7 @@ def has_checkpoint(path: Path) -> bool:
     """Return whether `load` would find something to read at a path; nothing is read or verified."""
     path = _resolve_latest(path)
     return path.is_dir() and any(
-        _NAME.fullmatch(name) or name == directory.MANIFEST
+        _NAME.fullmatch(name) or name == file_format.MANIFEST
         for root in (path, path / "checkpoints")
         for name in (path.name, *_names(root))
     )
@@ -268,7 +268,7 @@ def load(path: Path, *, allow_fresh: bool = False) -> StoredCheckpoint:
     Raise `CheckpointError` if there is no complete one.
     """
     path = _resolve_latest(path)
-    if _NAME.fullmatch(path.name) or (path / directory.MANIFEST).exists():
+    if _NAME.fullmatch(path.name) or (path / file_format.MANIFEST).exists():
         return StoredCheckpoint(path, Store.read(path))
     for root in (path / "checkpoints", path):
         if root.is_dir() and (found := Store(root).load_newest(allow_fresh=allow_fresh)) is not None:

@@ -16,7 +16,7 @@ __all__ = [
     "off_policy",
     "options",
     "policy_gradient",
-    "proximal",
+    "proximal_policy",
     "schedule",
     "state",
     "statistics",

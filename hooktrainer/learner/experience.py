@@ -26,7 +26,7 @@ from hooktrainer.learner.distributed import Communicator
 from hooktrainer.learner.forward import gather, hidden_states, response_logprobs
 from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import MicroBatch
-from hooktrainer.learner.proximal import ProximalPolicy
+from hooktrainer.learner.proximal_policy import ProximalPolicy
 from hooktrainer.learner.statistics import UpdateStatistics
 from hooktrainer.models.policy import in_eval_mode
 

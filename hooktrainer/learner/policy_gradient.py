@@ -24,7 +24,7 @@ from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import split
 from hooktrainer.learner.objective import Objective
 from hooktrainer.learner.options import CriticOptions, OptimOptions
-from hooktrainer.learner.proximal import ProximalPolicy
+from hooktrainer.learner.proximal_policy import ProximalPolicy
 from hooktrainer.learner.state import learner_state, restore
 from hooktrainer.learner.statistics import Key, UpdateStatistics
 from hooktrainer.learner.update_metrics import is_finite, update_metrics

@@ -11,6 +11,6 @@ __all__ = [
     "queue",
     "serialization",
     "source",
+    "staleness",
     "statistics",
-    "strategies",
 ]

@@ -11,7 +11,7 @@ __all__ = [
     "process",
     "sampler",
     "scheduler",
-    "stats",
+    "statistics",
     "thread",
     "worker_loop",
 ]

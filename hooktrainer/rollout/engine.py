@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hooktrainer.ports import Floats, GroupSource, Prompt, ReplayBuffer, Task, Tokens, Trajectory
 from hooktrainer.rollout.options import SamplingOptions
-from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.rollout.worker_loop import WorkerLoop
 from hooktrainer.tasks.tokenizer import CharTokenizer
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.ports import FailureReason, Group, GroupSource, Trajectory
 from hooktrainer.rollout.scheduler import Scheduler
-from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 if TYPE_CHECKING:

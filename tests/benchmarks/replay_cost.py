@@ -14,7 +14,7 @@ import numpy as np
 from hooktrainer.ports import Prompt, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
-from hooktrainer.replay.strategies import Drop
+from hooktrainer.replay.staleness import Drop
 from hooktrainer.testing import FakePrompts
 
 BATCH, STALE, ROUNDS = 32, 32, 7

@@ -25,7 +25,7 @@ from hooktrainer.ports import FailureReason, Group, Prompt, Strategy, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.options import ReplayOptions
-from hooktrainer.replay.strategies import Requeue, Wait
+from hooktrainer.replay.staleness import Requeue, Wait
 from hooktrainer.tasks.generated import GeneratedTask
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.sort_digits import SortDigits

@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 
 from hooktrainer._util import files
+from hooktrainer.checkpoint import file_format
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.checkpoint.store import Store, load
 from hooktrainer.errors import CheckpointError
@@ -228,13 +229,12 @@ class TestNothingIsRun:
 
 
 def rewrite_manifest(path: Path, name: str) -> None:
-    from hooktrainer.checkpoint import directory
 
     body = json.loads((path / "manifest.json").read_bytes())["body"]
     target = path / name
-    body["files"][name] = {"bytes": target.stat().st_size, "sha256": directory._checksum(target)}
-    whole = {"body": body, "sha256": directory._checksum_of(body)}
-    (path / "manifest.json").write_bytes(directory._to_json(whole))
+    body["files"][name] = {"bytes": target.stat().st_size, "sha256": file_format._checksum(target)}
+    whole = {"body": body, "sha256": file_format._checksum_of(body)}
+    (path / "manifest.json").write_bytes(file_format._to_json(whole))
 
 
 class TestRetention:

@@ -15,7 +15,7 @@ from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.background import BackgroundStore
 from hooktrainer.checkpoint.codec import encode
 from hooktrainer.checkpoint.store import Store
-from hooktrainer.checkpoint.writer import Writer
+from hooktrainer.checkpoint.writer_thread import Writer
 from hooktrainer.errors import CheckpointError, PlanError
 from hooktrainer.events import FitEnd, FitStart, StepEnd, StepStart
 from hooktrainer.ports import Snapshot

@@ -7,7 +7,7 @@ import pytest
 from hooktrainer.config import Config
 from hooktrainer.events import FitStart, IterationEnd, StepEnd
 from hooktrainer.metrics import Last
-from hooktrainer.replay.strategies import Drop, Pace, Requeue, Wait
+from hooktrainer.replay.staleness import Drop, Pace, Requeue, Wait
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.testing import FakeBuffer, FakeBus, check_plugin
 from hooktrainer_plugins.staleness import Staleness

@@ -18,8 +18,8 @@ from hooktrainer.ports import Group, Prompt, Replacement, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.options import ReplayOptions
+from hooktrainer.replay.staleness import Drop, Pace, Requeue, Wait
 from hooktrainer.replay.statistics import REMEMBERED_PROMPTS, ReplayStatistics
-from hooktrainer.replay.strategies import Drop, Pace, Requeue, Wait
 from hooktrainer.testing import FakeEngine, FakePrompts, ManualClock
 
 SMALL = ("version", "next_number", "groups_per_step", "planned_before")

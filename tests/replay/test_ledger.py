@@ -17,7 +17,7 @@ from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.ledger import Ledger
 from hooktrainer.replay.options import ReplayOptions
-from hooktrainer.replay.strategies import Drop
+from hooktrainer.replay.staleness import Drop
 from hooktrainer.testing import FakePrompts
 
 PER_STEP, MINI = 4, 2

@@ -18,7 +18,7 @@ from hooktrainer.events import IterationEnd
 from hooktrainer.ports import Group, Prompt
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.options import ReplayOptions
-from hooktrainer.replay.strategies import Drop
+from hooktrainer.replay.staleness import Drop
 from hooktrainer.simulation import Constant, LogNormal, Schedule, Simulation, VirtualClock
 from hooktrainer.simulation.ports import NumberedPrompts, SimulatedEngine, VirtualBuffer
 from hooktrainer_plugins.staleness import Staleness

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.rollout.process.messages import WorkerConfig
     from hooktrainer.rollout.process.pool import WorkerPool
-    from hooktrainer.rollout.stats import RolloutStats
+    from hooktrainer.rollout.statistics import RolloutStats
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
 
 
@@ -110,7 +110,7 @@ class ProcessOptions(SamplingOptions):
         from hooktrainer.rollout.process.messages import WorkerConfig
         from hooktrainer.rollout.process.pool import WorkerPool
         from hooktrainer.rollout.process.shared_memory import FlatLayout, use_tensors
-        from hooktrainer.rollout.stats import RolloutStats
+        from hooktrainer.rollout.statistics import RolloutStats
         from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
         from hooktrainer.weight_sync.torn_reads import TornReadDetector
 

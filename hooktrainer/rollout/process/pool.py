@@ -31,7 +31,7 @@ from hooktrainer.rollout.process.messages import (
     Use,
     WorkerFailed,
 )
-from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.weight_sync.torn_reads import TornReadDetector
 
 if TYPE_CHECKING:

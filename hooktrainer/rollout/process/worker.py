@@ -35,7 +35,7 @@ from hooktrainer.rollout.process.messages import (
     unpack,
 )
 from hooktrainer.rollout.process.shared_memory import use_tensors
-from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.rollout.worker_loop import WorkerLoop
 from hooktrainer.weight_sync.double_buffer import ModulePair
 from hooktrainer.weight_sync.torn_reads import Fingerprint

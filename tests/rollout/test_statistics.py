@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from hooktrainer.metrics import Sum
-from hooktrainer.rollout import stats as stats_module
-from hooktrainer.rollout.stats import RolloutStats
+from hooktrainer.rollout import statistics as stats_module
+from hooktrainer.rollout.statistics import RolloutStats
 
 
 @pytest.fixture

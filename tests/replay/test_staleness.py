@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hooktrainer.errors import ConfigError
 from hooktrainer.ports import STRATEGIES, Strategy
-from hooktrainer.replay.strategies import Drop, Pace, Requeue, Wait
+from hooktrainer.replay.staleness import Drop, Pace, Requeue, Wait
 from hooktrainer.run.loading import config_from_mapping, load_config
 from hooktrainer_plugins.staleness import Staleness
 
