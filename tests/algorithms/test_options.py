@@ -1,4 +1,4 @@
-"""The `algorithm` section: names, functions of the user's own, and keys that do not go together."""
+"""The `algorithm` section: names, user-defined functions, and options that exclude each other."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_an_option_that_is_left_out_is_the_usual_one_of_the_function() -> None:
         assert registry.bind("gspo", registry.POLICY_LOSSES, inputs=inputs, section=section).options == expected
 
 
-def test_an_option_of_a_user_defined_function_is_not_checked() -> None:
+def test_a_user_defined_function_may_take_any_option() -> None:
     own = f"{EXAMPLES}/my_losses.py:opsm"
     assert AlgorithmOptions(policy_loss=own, clip_ratio_high=0.3, cispo_max_ratio=2.0).cispo_max_ratio == 2.0
     with pytest.raises(ConfigError, match=r"'.*_needs' requires 'gamma' and has no default for it: set algorithm"):

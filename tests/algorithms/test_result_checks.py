@@ -1,4 +1,4 @@
-"""What a function of the user's own returns is looked at where it is called, and refused in the words of its YAML."""
+"""Results of user-defined functions are checked at each call; errors name the option in YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formulas once more, in loops over Python floats: nothing is shared with the code that is compared with it.
+"""The formulas in plain loops over Python floats; they share no code with the functions that are tested.
 
 Arguments are nested lists. `rows(mask)` gives the places of tokens with a mask; a result is 0 elsewhere.
 """

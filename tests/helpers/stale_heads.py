@@ -1,4 +1,4 @@
-"""Policies that take every weight that they are given, and go on with the head that they first used."""
+"""Policies that accept all weights, and continue to use the head that they used first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer beside torch's own."""
+"""The optimizer, compared with `torch.optim.AdamW`."""
 
 from __future__ import annotations
 

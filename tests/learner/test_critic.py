@@ -1,4 +1,4 @@
-"""The critic: values, their loss, and what becomes of the policy beside it."""
+"""The critic: values, their loss, and their effect on the policy."""
 
 from __future__ import annotations
 

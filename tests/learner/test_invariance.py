@@ -1,4 +1,4 @@
-"""How a mini-batch is laid out, cut and shared out changes no number."""
+"""Padding, micro-batches, order and ranks change no result of a mini-batch."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_two_ranks_give_loss_and_gradient_of_one(shares: Sequence[Sequence[Group
 
 
 class Meeting:
-    """Two ranks as threads."""
+    """Run two ranks as threads."""
 
     def __init__(self) -> None:
         self._barrier = threading.Barrier(2, timeout=30)

@@ -1,4 +1,4 @@
-"""Between sampler, proximal and current policy: what is anchored where, what is weighted, and what is rejected."""
+"""Off-policy updates: the proximal policy, behaviour weights and rejection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEN: list[Tensor] = []
 
 
 def recording(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
-    """PPO that writes down the proximal policy that it was given."""
+    """PPO that records the log-probabilities of the proximal policy."""
     SEEN.append(torch.where(mask, proximal, 0.0))
     return ppo_clip(logprobs, proximal, advantages, mask)
 

@@ -1,4 +1,4 @@
-"""The policy-gradient learner: the right gradient, the right numbers, and nothing done when they are not finite."""
+"""The policy-gradient learner: gradients, metrics, and updates that are not finite."""
 
 from __future__ import annotations
 

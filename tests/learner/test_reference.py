@@ -26,7 +26,7 @@ from hooktrainer.algorithms.kl import kl
 from hooktrainer.learner.batch import PaddedBatch
 
 ALIKE = (group([2, 3], trajectory([4, 1], 0.5), trajectory([5, 5, 1], 0.5)),)
-"""Without an advantage, so that only the divergence teaches."""
+"""Groups without an advantage, so that only the divergence has a gradient."""
 
 
 def divergences(groups: Any, model: torch.nn.Module, estimator: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""A learner that is put back goes on as if nothing had happened, to the last bit."""
+"""The state of a learner: a restored learner continues bit for bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train(made: PolicyGradientLearner, steps: range) -> list[dict[str, float]]:
 
 
 def kept(state: Any) -> Any:
-    """What a checkpoint that keeps arrays and mappings, lists, numbers and text only makes of a state."""
+    """Convert a state as a checkpoint does, to arrays, mappings, lists, numbers and text."""
     if isinstance(state, dict):
         assert all(isinstance(key, str) for key in state)
         return {key: kept(value) for key, value in state.items()}
@@ -66,7 +66,7 @@ def test_a_restored_learner_continues_bit_for_bit(kind: str, at: int) -> None:
     first = learner(build(), **KINDS[kind])
     train(first, range(1, 1 + at))
     state = kept(first.state_dict())
-    train(first, range(1, 3))  # what happens to the first one no longer matters
+    train(first, range(1, 3))  # must not change the state that was saved
     other = build(tied=False)
     torch.nn.init.normal_(other.head.weight)
     second = learner(other, **KINDS[kind])

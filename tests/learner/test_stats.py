@@ -1,4 +1,4 @@
-"""What a policy loss reports beside its loss: each stat with its reduction, whatever its name."""
+"""Stats of a policy loss: each has its own reduction, which its name does not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: trained apart, published merged, never applied twice, never bound to nothing."""
+"""LoRA adapters: trained alone, published merged, never applied twice, and never without a target."""
 
 from __future__ import annotations
 

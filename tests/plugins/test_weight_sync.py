@@ -82,7 +82,7 @@ def test_a_publish_that_fails_emits_nothing_and_the_next_one_publishes_its_own_s
 
 
 class KeepsItsHead(FakeEngine):
-    """Acknowledges everything, and goes on with the first weights that it was given."""
+    """An engine that acknowledges all weights, and continues to use the first ones."""
 
     @property
     def held(self) -> object:

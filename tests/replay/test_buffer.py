@@ -1,4 +1,4 @@
-"""The replay buffer: groups move as a whole, oldest first, and nobody waits in vain."""
+"""The replay buffer: groups change state as a whole, are sampled oldest first, and no wait lasts for ever."""
 
 from __future__ import annotations
 
@@ -437,7 +437,7 @@ class TestReminders:
 
 
 class Waiting(GroupBuffer):
-    """A buffer whose waits take all of their time on a manual clock, and bring nothing."""
+    """A buffer whose waits always time out, on a manual clock."""
 
     def __init__(self, limits: ReplayOptions, clock: ManualClock) -> None:
         super().__init__(limits, clock=clock)
@@ -655,7 +655,7 @@ def test_the_work_of_a_sample_does_not_grow_with_the_number_of_groups() -> None:
         assert (len(batch.groups), len(batch.evicted)) == (32, 16)
         return calls
 
-    calls_of_a_cycle(100)  # so that what is made once, such as a logger's cache, is there
+    calls_of_a_cycle(100)  # warm up caches, such as those of loggers
     assert calls_of_a_cycle(1_000) == calls_of_a_cycle(100_000)
 
 
@@ -668,7 +668,7 @@ def _dispatched(buffer: GroupBuffer, count: int, version: int = 0) -> Sequence[G
 
 @attrs.define
 class Counting:
-    """Counts what producers and the consumer saw."""
+    """Counts of the groups that producers and the consumer saw."""
 
     trained: list[int] = attrs.field(factory=list)
     broken: int = 0

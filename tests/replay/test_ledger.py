@@ -1,4 +1,4 @@
-"""The ledger balances over any interleaving, whatever the strategy, and a tampered stamp shows."""
+"""The ledger balances under any interleaving and strategy, and a changed stamp unbalances it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(instant=st.booleans())
     def sample(self, instant: bool) -> None:
-        """Sample as the loop does, with an engine that works off what is there before the loop would block."""
+        """Sample as the loop does, with an engine that generates all pending groups before the loop would block."""
 
         def refill(lost: Sequence[Replacement]) -> None:
             self.dispatcher.replace(lost)

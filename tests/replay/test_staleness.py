@@ -73,7 +73,7 @@ def function(threshold, in_order):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Has a module with strategies; its imports are forgotten afterwards."""
+    """Write a module with strategies, and remove it from `sys.modules` afterwards."""
     (tmp_path / "my_strategies.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path

@@ -1,4 +1,4 @@
-"""Answers that are decoded together: each ends for itself, and says what the model said of it."""
+"""Decode batches: answers end independently, with the log-probabilities of the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = Prompt("23", np.array([2, 3]))
 
 @attrs.define
 class Scripted:
-    """A model that gives each token the same probabilities everywhere, and writes down what it reads."""
+    """A model with the same probabilities at every position, which records its inputs."""
 
     probabilities: Sequence[float]
     read: list[list[list[int]]] = attrs.field(factory=list)

@@ -1,4 +1,4 @@
-"""All engines alike: every group ends, on weights that were published, and nothing is left behind."""
+"""All engines: every group ends, on published weights, and no thread or process remains."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_PROCESS = [name for name in OPTIONS if "process" not in name]
 
 @attrs.frozen(kw_only=True)
 class FailingTask(Addition):
-    """Scores nothing, each time for another reason."""
+    """A task whose `score` fails each time with another error."""
 
     def score(self, truth: str, answer: str) -> float:
         raise ERRORS[truth]
@@ -293,7 +293,7 @@ def test_a_long_score_does_not_delay_a_sync() -> None:
 
 
 def test_workers_claim_even_shares() -> None:
-    """Both threads answer a group, since neither can be done before the other has begun."""
+    """Both threads answer a group: neither can finish before the other has started."""
     together = threading.Barrier(2)
 
     @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""Worker processes: what they raise arrives, who dies is replaced, and none outlives its engine."""
+"""Worker processes: their errors arrive, dead ones are replaced, and none outlives its engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Make: type = Callable[..., ProcessEngine]
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., ProcessEngine]]:
-    """Engines with published weights; when the test ends they are closed, and nothing may be left of them."""
+    """Return a function that makes engines with published weights; close them, and check that nothing remains."""
     memory = sorted(path.name for path in Path("/dev/shm").iterdir())
     engines: list[ProcessEngine] = []
 
@@ -168,7 +168,7 @@ class TestSyncs:
         stuck.inside.open().close()
         pid = active_children()[0].pid
         publish(engine, 1)
-        publish(engine, 2)  # over what it reads
+        publish(engine, 2)  # into the set that the worker reads
         assert engine.version == 2
         assert (
             f"rollout worker 0 (pid {pid}) did not finish answers that started two versions ago within 0.5 s "
@@ -214,7 +214,7 @@ class TestSyncs:
     def test_a_stopped_worker_that_takes_no_more_messages_delays_no_other(self, make: Make) -> None:
         engine = make(sync_timeout_s=0.5, workers=2)
         started(engine, 64).wait_for(64)
-        with engine._pool._changed:  # one of them may have answered everything before the other was there
+        with engine._pool._changed:  # one worker may have answered all groups before the other was ready
             engine._pool._changed.wait_for(lambda: all(worker.ready for worker in engine._pool._workers), 30)
         ours = engine._pool._workers[0]
         os.kill(ours.process.pid, signal.SIGSTOP)
@@ -319,7 +319,7 @@ class TestEnds:
 
 @attrs.define(kw_only=True)
 class Killer(Plugin):
-    """Kills a worker in the middle of the run."""
+    """A plugin that kills a worker in step 2."""
 
     ends: list[str] = attrs.field(factory=list)
 
@@ -376,7 +376,7 @@ class TestRuns:
         assert not active_children()
         rows = [json.loads(line) for line in next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
         assert [row["step"] for row in rows] == list(range(1, 13))
-        late = trainer.ports.engine.take_metrics()["rollout/restarts"].value  # noticed after the last row
+        late = trainer.ports.engine.take_metrics()["rollout/restarts"].value  # restarts after the last row
         assert sum(row["rollout/restarts"] for row in rows) + late == 1
         assert [row["ledger/imbalance"] for row in rows] == [0] * 12
         assert trainer.ports.buffer.ledger.sampled.groups == 12 * 8

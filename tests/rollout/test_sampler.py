@@ -1,4 +1,4 @@
-"""The sampler: right distribution, right log-probabilities, random numbers that belong to an answer."""
+"""The sampler: its distribution, its log-probabilities, and the random numbers of each answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuous batching: full slots, whole groups, and what a sync does to answers in work."""
+"""Continuous batching: full slots, whole groups, and syncs while requests are in flight."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def publish(weights: DoubleBuffer, version: int) -> None:
 
 
 def run(scheduler: Scheduler, pending: Sequence[Group]) -> dict[int, list[Trajectory]]:
-    """Answer all of these, claimed as there is room."""
+    """Answer all of these groups, adding them as there is room."""
     left, answers = list(pending), {}
     while left or scheduler:
         room = scheduler.room()
@@ -62,7 +62,7 @@ def tokens_of(answers: dict[int, list[Trajectory]]) -> dict[int, list[list[int]]
 
 
 def logprobs_of(model: nn.Module, group: Group, answer: Trajectory, temperature: float = 1.0) -> np.ndarray:
-    """By a forward over prompt and answer."""
+    """Compute log-probabilities by a forward pass over prompt and answer."""
     prompt = group.prompt.tokens
     with torch.no_grad():
         logits = model(torch.from_numpy(np.concatenate([prompt, answer.tokens]))[None])[:, len(prompt) - 1 : -1]
@@ -219,7 +219,7 @@ def test_an_idle_worker_does_not_delay_a_sync() -> None:
 def publish_before_weights_are_taken(
     monkeypatch: pytest.MonkeyPatch, generator: Generator, weights: DoubleBuffer, version: int
 ) -> None:
-    """Publish between the scheduler's look at the version and the first batch that it opens."""
+    """Publish after the scheduler has read the version and before it opens its first batch."""
     opened = generator.decode_batch
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What an engine measures: merged until taken, and waits told apart."""
+"""Metrics of engines: merged until they are taken, with waits for groups and for weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_wait_during_a_sync_is_for_weights_and_the_rest_is_for_groups(clock: l
     stats.begin_sync()
     clock[0] += 2  # weights
     second = stats.mark()
-    stats.begin_sync()  # an engine that is asked to stage again goes on syncing
+    stats.begin_sync()  # a second bucket does not restart the sync
     clock[0] += 4
     stats.end_sync()
     clock[0] += 8

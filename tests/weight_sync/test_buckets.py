@@ -1,4 +1,4 @@
-"""What goes to an engine: cut into buckets, cast once, tied tensors once, with memory that the bucket bounds."""
+"""Buckets: tensors are cast once, tied ones are sent once, and the bucket size bounds the memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Parameters(nn.Module):
 
 
 class Recorder(DoubleBuffer):
-    """An engine's two sets, which write down the size of each bucket."""
+    """A double buffer that records the size of each bucket."""
 
     def __init__(self, module: type[nn.Module], *args: object) -> None:
         modules = ModulePair(lambda: module(*args))

@@ -47,7 +47,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 class Three(nn.Module):
-    """Three parameters that all hold the number of their version."""
+    """Three parameters whose values all equal their version."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def value_of(weights: Weights) -> tuple[int, float]:
 
 
 class Odd(nn.Module):
-    """Everything that a state may hold: frozen, tied, empty, whole-numbered, boolean, in half precision."""
+    """A state with frozen, tied, empty, integer, boolean and half-precision tensors."""
 
     def __init__(self) -> None:
         super().__init__()

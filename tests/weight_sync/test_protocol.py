@@ -1,4 +1,4 @@
-"""The protocol of a weight sync: all engines or none, whatever fails, and nothing is called a sync that is none."""
+"""The protocol of a weight sync: all engines are updated or none, for a failure of any call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def canary(version: int) -> Canary:
 
 @attrs.define(eq=False)
 class Engine:
-    """Writes down what is done to it; raises where it is told to, before or after it did what was asked."""
+    """An engine that records its calls, and raises in the call `fails_on`, before or after it takes effect."""
 
     name: str = "a"
     events: list[str] = attrs.field(factory=list)
@@ -346,7 +346,7 @@ class TestCanary:
 
 
 class TestCaches:
-    """Second result is computed under version 2; the invalidation runs before the version is published."""
+    """The cache is cleared at the flip, before version 2 answers its first request."""
 
     def test_caches_are_cleared_before_requests_start_again(self) -> None:
         engine = Caching()
@@ -367,7 +367,7 @@ class TestCaches:
 
 @attrs.define(eq=False)
 class Caching(Engine):
-    """Keeps what it computed for a prompt, the canary included."""
+    """An engine that caches results by prompt, those of the canary included."""
 
     forgets: bool = True
     cache: dict[object, object] = attrs.field(factory=dict)
@@ -398,7 +398,7 @@ class TestNothingNew:
         self.publish(transport, 0, 0.0)
         with pytest.raises(SyncError, match=r"training changed 1 of 1 tensors .* such as 'lora_a', but all 1 weights"):
             self.publish(transport, 1, 0.5)
-        with pytest.raises(SyncError, match="training changed 1"):  # what failed does not count as published
+        with pytest.raises(SyncError, match="training changed 1"):  # a failed sync does not count as published
             self.publish(transport, 1, 0.5)
 
     def test_unchanged_weights_without_training_are_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Weight sync from a learner to real engines: what is served is what was trained, or nothing new is served."""
+"""Weight sync from a learner to real engines: they use the trained weights or keep the old ones."""
 
 from __future__ import annotations
 
@@ -408,7 +408,7 @@ class TestRuns:
 
 @attrs.define(kw_only=True)
 class Saboteur(Plugin):
-    """From step 2 on, a bit flips on the way to the engine."""
+    """A plugin that flips a bit of the head on its way to the engine in step 2."""
 
     engine: RolloutEngine = port()
 

@@ -1,4 +1,4 @@
-"""A sync reads each published tensor once, and merges each adapter once, whatever it verifies."""
+"""A sync reads each published tensor once and merges each adapter once, verification included."""
 
 from __future__ import annotations
 
