@@ -37,7 +37,9 @@ class SyncAttempt:
         self._before: Mapping[int, int] = {}
 
     def check_engines(self, canary: Canary | None) -> None:
-        """Raise `SyncError` if an engine lacks a method of the protocol."""
+        """Raise `SyncError` if there is no engine, or if one lacks a method of the protocol."""
+        if not self.engines:
+            raise SyncError("there is no engine to publish it on")
         required = ("spec", "stage", "pause", "flip", "unflip", "resume", *(() if canary is None else ("logprobs",)))
         for place, engine in enumerate(self.engines):
             if missing := [f"{name}()" for name in required if not callable(getattr(engine, name, None))]:

@@ -130,6 +130,11 @@ def test_the_transport_and_the_engines_of_these_tests_implement_their_ports() ->
     assert isinstance(Engine(), ports.WeightHolder)
 
 
+def test_a_sync_without_engines_is_refused() -> None:
+    with pytest.raises(SyncError, match="there is no engine to publish it on"):
+        published(SameHostTransport(), 4, [])
+
+
 def test_each_part_of_the_protocol_is_done_on_every_engine_before_the_next() -> None:
     events: list[str] = []
     engines = [Engine("a", events), Engine("b", events)]
