@@ -22,6 +22,7 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import attrs
 
@@ -104,10 +105,20 @@ class CheckpointError(RunError):
     """A checkpoint cannot be written, found, read or restored."""
 
 
-def carry(error: BaseException, another: BaseException, when: str) -> None:
-    """Add a second error, with its traceback and notes, as a note to the first one, which is raised."""
+E = TypeVar("E", bound=BaseException)
+
+
+def add_error_note(error: BaseException, another: BaseException, when: str) -> None:
+    """Add a note to `error` that shows another error with its traceback and notes."""
     if another is not error:
         error.add_note(f"{when} there was another error:\n{_shown(another, error)}".rstrip())
+
+
+def first_error(errors: Sequence[E], when: str) -> E:
+    """Return the first error, with a note for each of the others."""
+    for another in errors[1:]:
+        add_error_note(errors[0], another, when)
+    return errors[0]
 
 
 def _shown(error: BaseException, first: BaseException) -> str:

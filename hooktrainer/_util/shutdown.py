@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 
 from hooktrainer._util.signals import Aborted, Interrupts, Mode, handled
-from hooktrainer.errors import carry
+from hooktrainer.errors import add_error_note
 
 Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted", "failed"]
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -53,7 +53,7 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
             # The signal came first, so later errors are its consequence.
             if error is not end:
                 _LOG.warning("after %s there was another error: %s", number.name, _line(error))
-                carry(end, error, f"after {number.name}")
+                add_error_note(end, error, f"after {number.name}")
             return Outcome("interrupted", number.name, end)
         return Outcome("failed" if isinstance(error, Exception) else "interrupted", _line(error), error)
     return Outcome(status, reason)
@@ -73,7 +73,7 @@ def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Call
             if failure is None:
                 failure = interrupts.end_by(error)
             if failure is not error:
-                carry(failure, error, "at the end of the run")
+                add_error_note(failure, error, "at the end of the run")
                 if not isinstance(failure, Exception):
                     _LOG.warning("at the end of the run there was an error: %s", _line(error), exc_info=error)
     if failure is not None:

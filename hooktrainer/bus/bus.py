@@ -19,7 +19,7 @@ from hooktrainer.bus.control import CheckedRecord, Declaration, RunControl
 from hooktrainer.bus.handlers import Handler, PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.bus.timing import Callback, HandlerTimes, TimedHandler
-from hooktrainer.errors import BusError, carry
+from hooktrainer.errors import BusError, first_error
 from hooktrainer.events import Event, FitEnd, Priority, StepEvent, StepRecord
 from hooktrainer.metrics import Record
 from hooktrainer.plugin import Plugin
@@ -85,7 +85,7 @@ class PlannedSignal(blinker.NamedSignal):
         finally:
             bus.running = None  # an interrupt can come between two handlers
         if failures:
-            raise _first(failures)
+            raise first_error(failures, "in the same signal")
         return []
 
     def _call(self, band: Band, event: Any, failures: list[BaseException]) -> None:
@@ -115,12 +115,6 @@ class PlannedSignal(blinker.NamedSignal):
         bus.running = None
         if band.emits:
             failures += bus.deliver(band.handlers, event)
-
-
-def _first(failures: list[BaseException]) -> BaseException:
-    for another in failures[1:]:
-        carry(failures[0], another, "in the same signal")
-    return failures[0]
 
 
 def _add_origin(error: BaseException, handler: Handler, event: Any, interrupts: Interrupts) -> None:

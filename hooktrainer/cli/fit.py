@@ -46,8 +46,8 @@ def _train(args: argparse.Namespace) -> int:
         complain(f"{_steps(complete)} complete, {kept}\n" if known else f"no step was completed, {kept}\n")
         raise
     reason = f" ({result.reason})" if result.reason else ""
-    steps = result.step - result.began
-    numbers = f" ({result.began + 1} to {result.step})" if result.began and steps > 1 else ""
+    steps = result.step - result.resumed_from
+    numbers = f" ({result.resumed_from + 1} to {result.step})" if result.resumed_from and steps > 1 else ""
     made = f"{_steps(steps)}{numbers}"
     say(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
     return 0

@@ -47,8 +47,8 @@ class Result:
     reason: str
     step: int
     """The last complete step."""
-    began: int = 0
-    """The step that this process resumed after; 0 for a new run."""
+    resumed_from: int = 0
+    """The last complete step of the checkpoint that was resumed; 0 for a new run."""
     seconds: float
 
     def event(self, version: int, times: Mapping[str, float]) -> FitEnd:

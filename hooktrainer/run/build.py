@@ -50,9 +50,9 @@ def build_trainer(config: Config | Composition) -> Trainer:
         trainer.ports.engine.close()
         raise
     before = None if place.resume == "off" else previous_config(place.directory, place.resume)
-    trainer.at_start(directory.renew)
-    trainer.at_start(partial(warn_of_changes, before, files["config.yaml"]))
-    trainer.at_end(directory.release)
+    trainer.at_start.append(directory.renew)
+    trainer.at_start.append(partial(warn_of_changes, before, files["config.yaml"]))
+    trainer.at_end.append(directory.release)
     return trainer
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from hooktrainer.errors import SyncError, carry
+from hooktrainer.errors import SyncError, add_error_note
 from hooktrainer.metrics import Max
 from hooktrainer.ports import WeightHolder
 
@@ -101,7 +101,7 @@ class SyncAttempt:
                 action()
             except BaseException as second:  # noqa: BLE001 - the first error is raised, with a note of this one
                 if repr(second) != noted:
-                    carry(error, second, f"{engine_name(place, self.engines[place])} {failed};")
+                    add_error_note(error, second, f"{engine_name(place, self.engines[place])} {failed};")
                     noted = repr(second)
                 if not isinstance(second, Exception):
                     yield second

@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.errors import carry
+from hooktrainer.errors import first_error
 from hooktrainer.events import FitEnd, FitStart, StepEnd
 from hooktrainer.metrics import Row
 from hooktrainer.plugin import port
@@ -95,7 +95,5 @@ def _for_each(sinks: Sequence[Sink], action: Callable[[Sink], None]) -> None:
             action(sink)
         except Exception as error:  # noqa: BLE001 (raised below)
             errors.append(error)
-    for another in errors[1:]:
-        carry(errors[0], another, "at another sink")
     if errors:
-        raise errors[0]
+        raise first_error(errors, "at another sink")
