@@ -1,4 +1,4 @@
-"""The training loop. It samples, learns and emits the events that are drawn in `hooktrainer.events`.
+"""The training loop. It dispatches prompts, samples groups, trains on them and emits events.
 
     fit
       _run                      fit_start, then steps until a reason to end the run
@@ -7,7 +7,7 @@
         _confirm                weights_synced, called when a handler of step_end emits it
       _send_fit_end             fit_end
 
-The loop knows nothing of plugins, algorithms, engines or modes: these are a plugin list and the ports.
+`hooktrainer.events` describes the events. The loop has no code for a particular plugin, algorithm, engine or mode.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Trainer:
         self._state = LiveState(placed, ports, self._dispatcher, place, config.total_steps)
         bind(placed, ports, {RunState: self._state, CheckpointStore: BackgroundStore(place.directory)})
         self._step = 0
-        self._complete = 0  # the last step whose weights are confirmed
+        self._complete = 0  # the last step whose weights were confirmed
         self._unreported: Record | None = None
         self._started = False
         self._at_start: list[Callable[[], None]] = []
@@ -62,17 +62,17 @@ class Trainer:
     def fit(self) -> Result:
         """Train until all steps are done, the data ends or a plugin stops the run.
 
-        `fit_end` is always emitted, and the first error of the run is raised after it.
+        Emit `fit_end` in every case, then raise the first error of the run.
         """
         if self._started:
-            raise RuntimeError("fit() was called before on this trainer; build a new trainer for another run")
+            raise RuntimeError("fit() was called twice on this trainer; build a new trainer for another run")
         self._started = True
         started = self.ports.clock.now()
         with interruptible() as self.bus.interrupts:
             outcome = attempt(self._run, self.bus.interrupts)
-            last = max(self._complete, self._state.step)
-            seconds, resumed_at = self.ports.clock.now() - started, self._state.step
-            result = Result(status=outcome.status, reason=outcome.reason, step=last, began=resumed_at, seconds=seconds)
+            first, last = self._state.step, max(self._complete, self._state.step)
+            took = self.ports.clock.now() - started
+            result = Result(status=outcome.status, reason=outcome.reason, step=last, resumed_from=first, seconds=took)
             closing = (self.ports.buffer.close, self.ports.engine.close, *self._at_end)
             finish(outcome.failure, self.bus.interrupts, partial(self._send_fit_end, result), *closing)
         return result
@@ -88,8 +88,8 @@ class Trainer:
     def _run(self) -> tuple[Status, str]:
         self.bus.emit(FitStart())
         if (held := self.ports.engine.version) != (published := self.ports.buffer.version):
-            raise SyncError(f"after fit_start engines hold version {held}, not the first one, {published}")
-        self._complete = resumed_at = self._state.step
+            raise SyncError(f"after fit_start the engine holds version {held}, but the run starts with {published}")
+        self._complete = self._state.step
         if (reason := self._state.already_done(self._data_ended)) is not None:
             return "already_done", reason
         for action in self._at_start:
@@ -97,7 +97,7 @@ class Trainer:
         if self.bus.control.reason is None:
             self.ports.engine.start(self.ports.buffer)
             warmup = self._config.num_warmup_batches * self._config.ppo_mini_batch_size
-            self._dispatcher.request(0 if resumed_at else warmup)  # once a run, not once a process
+            self._dispatcher.request(0 if self._state.step else warmup)  # a resumed run had its warm-up
         while (done := self._complete) != self._config.total_steps:
             if self.bus.control.reason is not None:
                 return "stopped", self.bus.control.reason
@@ -140,7 +140,7 @@ class Trainer:
         return True
 
     def _run_iteration(self, iteration: int, record: Record) -> Batch:
-        """Dispatch, sample, learn. Return an empty batch if the data ended or the run was stopped before sampling."""
+        """Dispatch, sample and learn. Return an empty batch if the data ended or the run was stopped before that."""
         ports, step, version = self.ports, self._step, self.ports.buffer.version
         self.bus.emit(IterationStart(step=step, version=version, iteration=iteration), record)
         if self.bus.control.reason is not None:
@@ -158,16 +158,15 @@ class Trainer:
         }
         metrics = joined(learned, ports.engine.take_metrics(), ports.buffer.take_metrics(), timing)
         ages = batch.ages(step, iteration, self._config.parameter_sync_step)
-        end = IterationEnd(step=step, version=version, iteration=iteration, metrics=metrics, **ages)
-        self.bus.emit(end, record)
+        self.bus.emit(IterationEnd(step=step, version=version, iteration=iteration, metrics=metrics, **ages), record)
         return batch
 
     def _sample(self) -> Batch:
-        """Dispatch a mini-batch of prompts and wait for a mini-batch of groups; fewer only when the data has ended."""
+        """Dispatch a mini-batch of prompts and wait for one of groups, which is smaller only if the data ended."""
         size = self._config.ppo_mini_batch_size
         self._dispatcher.request(size)
         batch = self.ports.buffer.sample(size, self._step, self._refill)
-        self._dispatcher.request(0)  # sampling freed capacity: generation can overlap with learning
+        self._dispatcher.request(0)  # dispatch into the freed capacity, so that generation overlaps with learning
         if len(batch.groups) < size and not self._dispatcher.exhausted:
             found = f"{len(batch.groups)} of {size} groups"
             raise StarvedError(f"step {self._step}: {found}, nothing is pending or running, and the data has not ended")
@@ -178,22 +177,23 @@ class Trainer:
         self.ports.engine.pump()
 
     def _data_ended(self, next_step: int) -> bool:
-        """Return whether no group is left that could be trained in `next_step`."""
+        """Return whether `next_step` has nothing to train on."""
         return self._dispatcher.exhausted and not self.ports.buffer.trainable(next_step)
 
     def _confirm(self, event: WeightsSynced) -> None:
-        """Advance the version once every engine holds it; the step is complete from here."""
+        """Advance the version once the engine holds it, which completes the step."""
         held = self.ports.engine.version
         if event.step == self._complete:
-            raise SyncError(f"weights_synced was emitted twice in step {event.step}; one step, one sync")
+            raise SyncError(f"weights_synced was emitted twice in step {event.step}; a step has one sync")
         if not event.version == event.step == self._step == held:
             raise SyncError(
                 f"weights_synced has step {event.step} and version {event.version}, but the loop is in step "
-                f"{self._step} and engines hold version {held}"
+                f"{self._step} and the engine holds version {held}"
             )
         self.ports.buffer.advance(event.version)
         self._complete = event.step
 
     def _send_fit_end(self, result: Result) -> None:
+        self._state.keep_random_state()
         record = self._unreported if self._unreported and self._unreported.step == self._complete else None
         self.bus.emit(result.event(self.ports.buffer.version, self.bus.times.summary()), record)

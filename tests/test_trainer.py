@@ -16,7 +16,10 @@ import pytest
 import torch
 
 from hooktrainer import Plugin, Priority, Trainer, on
+from hooktrainer._util.random_state import set_random_state
+from hooktrainer.checkpoint.codec import decode
 from hooktrainer.checkpoint.run_state import RunPlace
+from hooktrainer.checkpoint.store import load
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import BusError, ConfigError, MetricError, RolloutError, StarvedError, SyncError
 from hooktrainer.events import (
@@ -369,6 +372,15 @@ class Draws(Plugin):
 
 
 @attrs.define
+class DrawsAtTheEnd(Plugin):
+    """Draws from all global generators before the last checkpoint is saved."""
+
+    @on(FitEnd, priority=Priority.PREPARE)
+    def draw(self, event: FitEnd) -> None:
+        draws()
+
+
+@attrs.define
 class Drawn(Event):
     """An evaluation that draws has drawn."""
 
@@ -430,6 +442,19 @@ class TestEvaluation:
 
         with pytest.raises(ValueError, match="broken"):
             run.fit()
+
+        assert draws() == expected
+
+    def test_draws_at_the_end_are_not_part_of_a_checkpoint_that_is_saved_after_them(self, tmp_path: Path) -> None:
+        extra = [Evaluates(fails_at=2), DrawsAtTheEnd(), Checkpoint(every=1)]
+        run = Run(cycles(1, total_steps=5), extra=extra, directory=tmp_path)
+        seed_all()
+        with pytest.raises(ValueError, match="broken"):
+            run.fit()
+        seed_all()
+        expected = draws()
+
+        set_random_state(decode(load(tmp_path / "checkpoints" / "step_00000002").snapshot, "random"))
 
         assert draws() == expected
 
@@ -623,7 +648,7 @@ class TestSync:
         engine.flip()
         run = Run(cycles(1), plugins=[Liar(), (witness := Witness())], ports={"engine": engine})
 
-        with pytest.raises(SyncError, match="engines hold version 0"):
+        with pytest.raises(SyncError, match="the engine holds version 0"):
             run.fit()
 
         assert witness.count(WeightsSynced) == 0
@@ -670,7 +695,7 @@ class TestSync:
             @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
             def sync(self, event: StepEnd) -> None: ...
 
-        with pytest.raises(SyncError, match="after fit_start engines hold version -1"):
+        with pytest.raises(SyncError, match="after fit_start the engine holds version -1"):
             Run(cycles(1), plugins=[NoFirst()]).fit()
 
 
@@ -714,5 +739,5 @@ class TestRows:
         trainer = Run(cycles(1, total_steps=1)).trainer()
         trainer.fit()
 
-        with pytest.raises(RuntimeError, match="was called before"):
+        with pytest.raises(RuntimeError, match="was called twice"):
             trainer.fit()

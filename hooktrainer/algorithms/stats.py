@@ -68,8 +68,10 @@ def metric_name(key: str) -> str:
     return key if "/" in key else f"actor/{key}"
 
 
-def name_fault(key: str, stats: Mapping[str, object]) -> str:
+def name_fault(key: object, stats: Mapping[str, object]) -> str:
     """Return why the name of a stat is refused; empty if it is allowed."""
+    if not isinstance(key, str) or not all(key.split("/")):
+        return "this names no metric; expected a name such as 'ratio' or 'ratio/max'"
     name = metric_name(key)
     if name in RESERVED_METRICS or name.partition("/")[0] in RESERVED_PREFIXES:
         return f"the metric '{name}' is one that the trainer reports itself; choose another name"

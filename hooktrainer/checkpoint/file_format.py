@@ -17,7 +17,7 @@ from hooktrainer._util import files
 from hooktrainer.errors import CheckpointError
 from hooktrainer.ports import Snapshot
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.json"
 TENSORS: Final = "tensors.safetensors"

@@ -59,6 +59,7 @@ class LiveState:
         self._ports = ports
         self._dispatcher = dispatcher
         self._total_steps = total_steps
+        self._random_at_end: Mapping[str, object] | None = None
 
     @property
     def logged_step(self) -> int:
@@ -73,6 +74,10 @@ class LiveState:
         if self.directory is not None and self.directory.is_dir():
             files.replace(self.directory / _LOGGED_STEP, str(step).encode("ascii"))
 
+    def keep_random_state(self) -> None:
+        """Save the random state at the end of the loop, for a snapshot that is taken after other fit_end handlers."""
+        self._random_at_end = self.random()
+
     def capture(self, step: int) -> Snapshot:
         """Return a copy of the whole state at the end of `step`.
 
@@ -86,7 +91,7 @@ class LiveState:
         plugins = {name: plugin.state_dict() for name, plugin in self._plugins.items()}
         parts = {
             "loop": {"exhausted": dispatcher.exhausted, "total_steps": self._total_steps},
-            "random": self.random(),
+            "random": self._random_at_end or self.random(),
             "plugins": {name: state for name, state in plugins.items() if state},
             "dispatch": dispatcher.state_dict(),
             **{name: _state_of(name, part) for name, part in self._parts().items()},

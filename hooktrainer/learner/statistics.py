@@ -38,6 +38,8 @@ class UpdateStatistics:
     def add_token_stat(self, key: str, stat: TokenStat, mask: Tensor) -> None:
         """Reduce a stat of a policy loss over the tokens with a mask, and add it. Shapes (B, T), (B, T)."""
         name, values = metric_name(key), stat.values.detach()
+        if values.is_floating_point():
+            values = values.to(torch.promote_types(values.dtype, torch.float32))  # a sum of halves overflows
         if isinstance(stat, (TokenMax, TokenMin)):
             kind, worst = ("max", -torch.inf) if isinstance(stat, TokenMax) else ("min", torch.inf)
             kept = torch.where(mask, values, worst)

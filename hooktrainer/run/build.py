@@ -38,6 +38,9 @@ def build_trainer(config: Config | Composition) -> Trainer:
     The run directory is created last, so that a configuration with faults leaves no directory.
     """
     composition = config if isinstance(config, Composition) else composition_of(config)
+    if composition.used.take() is not None:
+        raise RuntimeError("a composition is for one run, since plugins have state; compose the configuration again")
+    composition.used.put(True)
     config, plan = composition.config, composition.plan
     plan.require_sync()
     place = RunPlace(directory=config.run.dir / config.run.name, resume=config.run.resume)
@@ -50,9 +53,9 @@ def build_trainer(config: Config | Composition) -> Trainer:
         trainer.ports.engine.close()
         raise
     before = None if place.resume == "off" else previous_config(place.directory, place.resume)
-    trainer.at_start.append(directory.renew)
-    trainer.at_start.append(partial(warn_of_changes, before, files["config.yaml"]))
-    trainer.at_end.append(directory.release)
+    trainer.at_start(directory.renew)
+    trainer.at_start(partial(warn_of_changes, before, files["config.yaml"]))
+    trainer.at_end(directory.release)
     return trainer
 
 

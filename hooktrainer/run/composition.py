@@ -5,6 +5,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, cast
@@ -19,7 +20,7 @@ from hooktrainer.config.conversion import convert, read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import init_fields, key_paths, option_name
 from hooktrainer.config.scalars import INVALID, Unread
-from hooktrainer.config.sections import COMPONENTS, SECTIONS
+from hooktrainer.config.sections import COMPONENTS, SECTIONS, Once
 from hooktrainer.errors import ConfigError, PlanError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import Plugin, option_fields, port_fields
@@ -38,12 +39,20 @@ class Composition:
     """Options of the rollout engine, which `build` makes."""
     plan: Plan
     """The handlers of all plugins in running order."""
+    used: Once = attrs.field(factory=Once, init=False, repr=False)
+    """Holds an object once a trainer was built from this composition."""
+    composed_from: Config
+    """A copy of the configuration at the time of composing, which shows a later change of its options."""
 
 
 def composition_of(config: Config) -> Composition:
-    """Return the composition that `load_config` built for this configuration; each later call composes again."""
+    """Return the composition that `load_config` built for this configuration, once.
+
+    Later calls compose again, and so does the first one if an option was changed since then.
+    """
     composed = config.composed.take()
-    return composed if isinstance(composed, Composition) else compose(config)
+    unchanged = isinstance(composed, Composition) and composed.composed_from == config
+    return cast("Composition", composed) if unchanged else compose(config)
 
 
 def compose(config: Config | Unread, faults: Faults | None = None) -> Composition:
@@ -66,7 +75,8 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
     complete = len(readable) == len(items) and len(entries) == len(enabled)
     plan = _plan(entries, config, faults, complete=complete)
     faults.raise_if_any(SECTIONS)
-    return Composition(config=cast("Config", config), plan=plan, **built)
+    config = cast("Config", config)
+    return Composition(config=config, plan=plan, composed_from=copy.deepcopy(config), **built)
 
 
 def paths_of_keys(classes: Mapping[str, str]) -> Mapping[str, str]:

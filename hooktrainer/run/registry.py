@@ -25,6 +25,17 @@ def _check_options(found: type, where: str) -> None:
         raise ConfigError(text)
 
 
+def _check_methods(noun: str, *methods: str) -> Callable[[Any, str], None]:
+    """Return a check that a class has the methods of its port, and options."""
+
+    def check(found: type, where: str) -> None:
+        if lacks := [method for method in methods if not callable(getattr(found, method, None))]:
+            raise ConfigError(f"{found.__name__} of {where} is not {noun}: it has no {', '.join(lacks)}")
+        _check_options(found, where)
+
+    return check
+
+
 def _check_plugin(found: type, where: str) -> None:
     if not issubclass(found, Plugin):
         raise ConfigError(f"{found.__name__} of {where} is not a plugin: it must be a subclass of hooktrainer.Plugin")
@@ -44,9 +55,9 @@ def _kind(noun: str, check: Callable[[Any, str], None] = _check_options) -> Kind
 
 
 PLUGINS: Final = _kind("plugin", _check_plugin)
-TASKS: Final = _kind("task")
-MODELS: Final = _kind("model")
-ENGINES: Final = _kind("engine")
+TASKS: Final = _kind("task", _check_methods("a task", "train", "heldout", "score"))
+MODELS: Final = _kind("model", _check_methods("a model", "build"))
+ENGINES: Final = _kind("engine", _check_methods("an engine", "build"))
 SINKS: Final = _kind("sink", _check_sink)
 
 KINDS: Final[Mapping[str, Kind[type[Any]]]] = MappingProxyType(

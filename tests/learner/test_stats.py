@@ -147,3 +147,27 @@ def test_stats_that_differ_between_micro_batches_are_refused() -> None:
     made = learner(build(), policy_loss=f"{__name__}:not_always", micro_batch_size=1)
     with pytest.raises(ConfigError, match=r"'.*:not_always' reported 'actor/long' for some micro-batches only"):
         made.update(GROUPS)
+
+
+def halves(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    result = ppo_clip(logprobs, proximal, advantages, mask)
+    large = torch.full_like(logprobs.detach(), 60000.0, dtype=torch.float16)
+    return TokenLoss(result.loss, {"large": large, "large_sum": TokenSum(large)})
+
+
+def test_half_precision_is_summed_in_single_precision() -> None:
+    found = values(learner(build(), policy_loss=f"{__name__}:halves").update(on_policy(GROUPS, build())))
+
+    assert found["actor/large"] == 60000.0 - 60000.0 % 32
+    assert found["actor/large_sum"] == TOKENS * found["actor/large"]
+
+
+@pytest.mark.parametrize("key", [1, None, "", "/", "mine/", "/mine"])
+def test_a_stat_without_a_proper_name_is_refused(key: object) -> None:
+    def unnamed(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+        result = ppo_clip(logprobs, proximal, advantages, mask)
+        return TokenLoss(result.loss, {**result.stats, key: torch.ones_like(logprobs.detach())})
+
+    globals()["unnamed"] = unnamed
+    with pytest.raises(ConfigError, match="expected a name such as 'ratio' or 'ratio/max'"):
+        learner(build(), policy_loss=f"{__name__}:unnamed").update(on_policy(GROUPS, build()))

@@ -104,3 +104,28 @@ def test_copies_of_a_configuration_share_no_plugin(path: Path) -> None:
     assert all(each == config for each in copies)
     plugins = [plugin for each in copies for plugin in plugins_of(each)]
     assert len(set(map(id, plugins))) == len(plugins) == 12
+
+
+def test_an_option_that_is_changed_after_loading_takes_effect(path: Path) -> None:
+    config = load_config(path)
+    (entry,) = [entry for entry in config.plugins if entry.name == "counted"]
+    entry.options["every"] = 3  # type: ignore[index]
+
+    plugins = composition_of(config).plan.plugins
+
+    assert [placed.plugin.every for placed in plugins if isinstance(placed.plugin, Counted)] == [3]
+
+
+def test_a_shallow_copy_with_another_seed_is_composed_from_that_seed(path: Path) -> None:
+    config = copy.copy(load_config(path))
+    object.__setattr__(config, "seed", 77)
+
+    assert composition_of(config).config.seed == 77
+
+
+def test_a_composition_is_for_one_run(path: Path) -> None:
+    composition = composition_of(load_config(path))
+    build_trainer(composition).fit()
+
+    with pytest.raises(RuntimeError, match="a composition is for one run"):
+        build_trainer(composition)

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from hooktrainer import Plugin
-from hooktrainer._util.registry import registered_in
+from hooktrainer._util.registry import Kind, registered_in
 from hooktrainer.errors import ConfigError
+from hooktrainer.run import registry
 from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping, load_config
 from hooktrainer.run.registry import KINDS
@@ -246,3 +247,17 @@ def test_a_name_that_two_distributions_register_is_refused_with_both(
         )
     finally:
         registered_in.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (registry.TASKS, "is not a task: it has no train, heldout, score"),
+        (registry.MODELS, "is not a model: it has no build"),
+        (registry.ENGINES, "is not an engine: it has no build"),
+    ],
+    ids=["task", "model", "engine"],
+)
+def test_a_class_of_another_kind_is_refused(kind: Kind[type], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind.resolve("hooktrainer_plugins.validation:Validation")
