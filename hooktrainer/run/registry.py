@@ -25,12 +25,17 @@ def _check_options(found: type, where: str) -> None:
         raise ConfigError(text)
 
 
+def _require_methods(found: type, where: str, noun: str, methods: tuple[str, ...], hint: str = "") -> None:
+    """Raise `ConfigError` if a class lacks a method of its port."""
+    if lacks := [method for method in methods if not callable(getattr(found, method, None))]:
+        raise ConfigError(f"{found.__name__} of {where} is not {noun}: it has no {', '.join(lacks)}{hint}")
+
+
 def _check_methods(noun: str, *methods: str) -> Callable[[Any, str], None]:
     """Return a check that a class has the methods of its port, and options."""
 
     def check(found: type, where: str) -> None:
-        if lacks := [method for method in methods if not callable(getattr(found, method, None))]:
-            raise ConfigError(f"{found.__name__} of {where} is not {noun}: it has no {', '.join(lacks)}")
+        _require_methods(found, where, noun, methods)
         _check_options(found, where)
 
     return check
@@ -43,10 +48,7 @@ def _check_plugin(found: type, where: str) -> None:
 
 
 def _check_sink(found: type, where: str) -> None:
-    lacks = [method for method in ("open", "write", "close") if not callable(getattr(found, method, None))]
-    if lacks:
-        text = f"{found.__name__} of {where} is not a sink: it has no {', '.join(lacks)} (hooktrainer.ports.Sink)"
-        raise ConfigError(text)
+    _require_methods(found, where, "a sink", ("open", "write", "close"), " (hooktrainer.ports.Sink)")
     check_call(found, where, "sink", directory=Path(), total_steps=None)
 
 
