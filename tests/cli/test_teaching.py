@@ -1,4 +1,4 @@
-"""What the test kit and the declarations say to whoever uses them in an obvious but wrong way."""
+"""Errors of the test kit and of declarations that are used in an obvious but wrong way."""
 
 from __future__ import annotations
 
