@@ -193,7 +193,7 @@ class StepEnd(StepEvent):
     evicted: tuple[int, ...] = ()
     """Staleness of each group that was evicted after the last iteration because the data ended."""
     last: bool = False
-    """Forecast: no step follows."""
+    """Whether this is expected to be the last step of the run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -201,7 +201,7 @@ class WeightsSynced(StepEvent):
     """Every engine holds `version`, which equals `step`."""
 
     last: bool = False
-    """Forecast: no step follows."""
+    """Whether this is expected to be the last step of the run."""
 
 
 @attrs.frozen(kw_only=True)

@@ -129,7 +129,7 @@ class Plugin:
         """Return the state to save in checkpoints: the fields declared with `state()`."""
         return {field.name.lstrip("_"): deepcopy(getattr(self, field.name)) for field in state_fields(type(self))}
 
-    def load_state_dict(self, kept: Mapping[str, object]) -> None:
+    def load_state_dict(self, saved: Mapping[str, object]) -> None:
         """Restore the state returned by `state_dict()`.
 
         Raises `ConfigError` for unknown or missing keys, and changes nothing in that case.
@@ -137,15 +137,15 @@ class Plugin:
         fields = {field.name.lstrip("_"): field.name for field in state_fields(type(self))}
         faults = [
             Fault("", f"{type(self).__name__} has no state '{key}'.{did_you_mean(key, fields)}")
-            for key in kept
+            for key in saved
             if key not in fields
         ]
         faults += [
-            Fault("", f"the state '{key}' of {type(self).__name__} is missing") for key in fields if key not in kept
+            Fault("", f"the state '{key}' of {type(self).__name__} is missing") for key in fields if key not in saved
         ]
         if faults:
             raise ConfigError(faults)
-        for key, value in kept.items():
+        for key, value in saved.items():
             setattr(self, fields[key], deepcopy(value))
 
 

@@ -7,7 +7,7 @@ import signal
 
 from hypothesis import settings
 
-# Small tensors gain nothing from threads, and lose much when tests share the cores. Must be set before importing torch.
+# Small tensors gain nothing from threads, and lose much when tests share the loops. Must be set before importing torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Under `nohup`, or in the background of a script, these signals are ignored, also in processes that tests start.

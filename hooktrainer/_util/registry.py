@@ -168,8 +168,8 @@ def check_call(made: type, where: str, noun: str, **arguments: object) -> None:
     except TypeError as error:
         text = f"a {noun} is constructed as {name}({', '.join(arguments)}), but {name} of {where} takes"
         takes = f"({', '.join(signature.parameters)}): {error}"
-        way_out = "Make these its first parameters, and give every other one a default."
-        raise ConfigError(f"{text} {takes}. {way_out}") from error
+        remedy = "Make these its first parameters, and give every other one a default."
+        raise ConfigError(f"{text} {takes}. {remedy}") from error
 
 
 def _owner(point: EntryPoint) -> str:

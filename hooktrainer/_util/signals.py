@@ -81,7 +81,7 @@ class Interrupts:
         """Return the exception of a signal: KeyboardInterrupt for SIGINT, else SystemExit with 128 + its number."""
         return KeyboardInterrupt(number.name) if number is signal.SIGINT else SystemExit(128 + number)
 
-    def hear(self, number: int, _: FrameType | None) -> None:
+    def handle(self, number: int, _: FrameType | None) -> None:
         """Handle a signal; this is the handler that Python calls."""
         if self._overdue:  # sent by the alarm, to interrupt a wait
             self._overdue = False
@@ -99,7 +99,7 @@ class Interrupts:
             self._alarm.daemon = True
             self._alarm.start()
 
-    def settle(self) -> None:
+    def cancel_alarm(self) -> None:
         """Cancel the alarm, and return once it can no longer fire."""
         if self._alarm is not None:
             self._alarm.cancel()
@@ -143,11 +143,11 @@ def _install() -> Iterator[Interrupts]:
     try:
         _installed = interrupts
         for number in before:
-            signal.signal(number, interrupts.hear)
+            signal.signal(number, interrupts.handle)
         yield interrupts
     finally:
         interrupts.mode = Mode.HELD  # later signals are raised below
-        interrupts.settle()
+        interrupts.cancel_alarm()
         for number, handler in before.items():
             signal.signal(number, handler)
         _installed = None

@@ -19,16 +19,16 @@ def make_lenient() -> None:
         reconfigure(errors=_PLAIN)
 
 
-def say(text: str) -> None:
+def write_stdout(text: str) -> None:
     """Write to standard output; drop the text once the output is closed."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        give_up_stdout(error)
+        discard_stdout(error)
 
 
-def complain(text: str) -> None:
+def write_stderr(text: str) -> None:
     """Write to standard error; drop the text once the output is closed."""
     try:
         sys.stderr.write(text)
@@ -37,10 +37,10 @@ def complain(text: str) -> None:
         _to_nowhere(sys.stderr)
 
 
-def give_up_stdout(error: OSError) -> None:
+def discard_stdout(error: OSError) -> None:
     """Report once that standard output cannot be written, and discard all later output."""
     _to_nowhere(sys.stdout)
-    complain(f"standard output cannot be written ({error.strerror}): no more lines are shown, the run continues\n")
+    write_stderr(f"standard output cannot be written ({error.strerror}): no more lines are shown, the run continues\n")
 
 
 def _to_nowhere(stream: TextIO) -> None:

@@ -18,7 +18,7 @@ CRITERIA: Final = (
 def criterion_fault(key: str, bound: Any) -> str:
     """Return why a criterion or its bound is refused; empty if it is allowed."""
     if key not in CRITERIA:
-        return f"unknown criterion '{key}'; known are {', '.join(CRITERIA)}.{did_you_mean(key, CRITERIA)}"
+        return f"unknown criterion '{key}'; expected one of {', '.join(CRITERIA)}.{did_you_mean(key, CRITERIA)}"
     if not key.endswith("k1"):
         limit = _is_number(bound) and 0 <= bound < math.inf
         return "" if limit else f"expected an upper limit, a number of at least 0, found {_plain(bound)}"

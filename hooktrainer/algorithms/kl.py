@@ -30,7 +30,9 @@ def kl(
     """
     if estimator not in ESTIMATORS:
         known = ", ".join(ESTIMATORS)
-        raise ConfigError(f"unknown estimator '{estimator}'; known are {known}.{did_you_mean(estimator, ESTIMATORS)}")
+        raise ConfigError(
+            f"unknown estimator '{estimator}'; expected one of {known}.{did_you_mean(estimator, ESTIMATORS)}"
+        )
     value = _estimate(estimator, log_ratio_of(reference, logprobs, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     if behaviour is not None:
         ratio = ratio_of(log_ratio_of(logprobs, behaviour, mask))

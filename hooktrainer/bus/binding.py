@@ -1,4 +1,4 @@
-"""Binding of ports: the components of a run are assigned to port fields of plugins, by type or registered name."""
+"""Bind ports: assign the components of a run to the port fields of plugins, by type or registered name."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _bind_named(placed: PlacedPlugin, offered: Mapping[str, object]) -> Iterator
         names = [item for item in required if isinstance(item, str)]
         for name in names:
             if name not in offered:
-                text = f"'{name}' does not exist; known are {', '.join(sorted(offered)) or 'none'}."
+                text = f"'{name}' does not exist; expected one of {', '.join(sorted(offered)) or 'none'}."
                 yield Fault(f"{placed.address}.{field.name}", text + did_you_mean(name, offered))
         if all(name in offered for name in names):
             bound = tuple(offered[item] if isinstance(item, str) else item for item in required)

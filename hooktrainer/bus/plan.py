@@ -45,7 +45,7 @@ BUILT_IN_MAKERS: Final[Mapping[str, str]] = {
     "weights.published": "weight_sync",
 }
 """The built-in plugin that makes each key; used in hints only."""
-MADE_BY_THE_CORE: Final[Mapping[type[Event], str]] = {IterationEnd: "iteration.metrics"}
+MADE_BY_THE_LOOP: Final[Mapping[type[Event], str]] = {IterationEnd: "iteration.metrics"}
 
 
 @attrs.frozen(eq=False)
@@ -75,7 +75,7 @@ class Visit:
 
 
 Makers: TypeAlias = Mapping[str, tuple[int, Visit | None]]
-"""For each key, the place in the pass where it is made and the handler that makes it; None for the core."""
+"""For each key, the place in the pass where it is made and the handler that makes it; None for the loop."""
 
 
 @attrs.frozen(eq=False)
@@ -124,7 +124,7 @@ class Plan:
                 for emitted in emitter.emits:
                     yield from self.walk(emitted, (*via, emitter))
 
-    def tied(self) -> Mapping[str, tuple[tuple[int, frozenset[str]], ...]]:
+    def order_up_to_ties(self) -> Mapping[str, tuple[tuple[int, frozenset[str]], ...]]:
         """Return the order up to ties: for each signal, its priorities with the set of handlers that share each."""
         return {
             event.signal: tuple(
@@ -177,14 +177,14 @@ class Plan:
                 saved = handlers[save]
                 text = f"{handler} runs after {saved}, but {handler.owner.name} has state that it could change there"
                 lost = "a resume would lose the change"
-                way_out = f"Give it a priority below {saved.number}, or {saved.label} one above."
-                yield Fault(handler.owner.address, f"{text}; {lost}. {way_out}")
+                remedy = f"Give it a priority below {saved.number}, or {saved.label} one above."
+                yield Fault(handler.owner.address, f"{text}; {lost}. {remedy}")
 
     def _find_cycle(self) -> Fault | None:
         for event in self.handlers:
             if cycle := self._cycle(event, ()):
                 path = " -> ".join(f"{handler.label} on {handler.event.signal}" for handler in cycle)
-                return Fault(cycle[0].owner.address, f"the signals emit each other without end: {path}")
+                return Fault(cycle[0].owner.address, f"the signals emit each other in a cycle: {path}")
         return None
 
     def _cycle(self, event: type[Event], path: tuple[Handler, ...]) -> tuple[Handler, ...]:
@@ -200,13 +200,13 @@ class Plan:
         makers: dict[str, tuple[int, Visit | None]] = {}
         visits: list[Visit] = []
         for event in PASSES[name]:
-            if event in MADE_BY_THE_CORE:
-                makers[MADE_BY_THE_CORE[event]] = (len(visits), None)
+            if event in MADE_BY_THE_LOOP:
+                makers[MADE_BY_THE_LOOP[event]] = (len(visits), None)
             visits += self.walk(event)
         for place, visit in enumerate(visits):
             for key in visit.handler.makes:
                 if key in makers:
-                    first = makers[key][1] or "the core"
+                    first = makers[key][1] or "the loop"
                     text = f"'{key}' is made twice in one {name}: by {first} and by {visit}"
                     yield Fault(visit.handler.owner.address, text)
                 else:
@@ -227,7 +227,7 @@ class Plan:
             return None if optional or key in self._made_at_fit_start() else self._unmade_fault(name, visit, key)
         made, maker = makers[key]
         if maker is None:
-            return f"{visit} reads '{key}' before the core makes it for iteration_end" if made > place else None
+            return f"{visit} reads '{key}' before the loop makes it for iteration_end" if made > place else None
         if maker is visit:
             return f"{visit} needs '{key}', which it makes itself"
         if made > place:
@@ -245,7 +245,7 @@ class Plan:
         return f"{visit} needs '{key}', which no handler makes.{hint}"
 
     def _made(self) -> set[str]:
-        return {*MADE_BY_THE_CORE.values(), *(key for handler in self._all() for key in handler.makes)}
+        return {*MADE_BY_THE_LOOP.values(), *(key for handler in self._all() for key in handler.makes)}
 
     def _add_fault(self, name: str, place: int, visit: Visit, key: str, makers: Makers) -> str | None:
         if key in makers:

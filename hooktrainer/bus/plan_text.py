@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hooktrainer.bus.handlers import Handler
-from hooktrainer.bus.plan import MADE_BY_THE_CORE, PASSES, Plan
+from hooktrainer.bus.plan import MADE_BY_THE_LOOP, PASSES, Plan
 from hooktrainer.events import Event
 
 
@@ -19,14 +19,14 @@ def describe(plan: Plan) -> str:
     lines += [
         line
         for event in plan.handlers
-        if event in nested and _alone(plan, event)
+        if event in nested and _is_unreachable(plan, event)
         for line in _signal_lines(plan, event, 0)
     ]
     return "\n".join(lines) + "\n"
 
 
-def _alone(plan: Plan, event: type[Event]) -> bool:
-    """Return whether a nested signal is reached from none of the signals of the loop."""
+def _is_unreachable(plan: Plan, event: type[Event]) -> bool:
+    """Return whether no signal of the loop leads to a nested signal."""
     return not any(
         visit.handler.event is event or event in visit.handler.emits
         for signals in PASSES.values()
@@ -37,7 +37,7 @@ def _alone(plan: Plan, event: type[Event]) -> bool:
 
 def _signal_lines(plan: Plan, event: type[Event], depth: int) -> Iterator[str]:
     indent = "    " * depth
-    made = f"   (the core makes {MADE_BY_THE_CORE[event]})" if event in MADE_BY_THE_CORE else ""
+    made = f"   (the loop makes {MADE_BY_THE_LOOP[event]})" if event in MADE_BY_THE_LOOP else ""
     yield f"{indent}{event.signal}{made}"
     if not plan.handlers.get(event):
         yield f"{indent}  (no handler)"

@@ -182,8 +182,8 @@ class LiveState:
                     expected = isinstance(error, ConfigError)  # any other error needs its traceback
                     found = error if expected else repr(error)
                     text = f"the state of the plugin '{name}' in the checkpoint of step {step} does not fit it: {found}"
-                    way_out = "Resume with the plugin that was saved, or give it another `name` and set `strict: false`"
-                    raise CheckpointError(f"{text}. {way_out} for checkpoint") from (None if expected else error)
+                    remedy = "Resume with the plugin that was saved, or give it another `name` and set `strict: false`"
+                    raise CheckpointError(f"{text}. {remedy} for checkpoint") from (None if expected else error)
             elif plugin.state_dict():
                 _LOG.warning("the checkpoint has no state of the plugin '%s'; its initial state is used", name)
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from hooktrainer._util.signals import Aborted
-from hooktrainer._util.streams import complain, make_lenient
+from hooktrainer._util.streams import make_lenient, write_stderr
 from hooktrainer.cli._exit import exit_now, leave_with
 from hooktrainer.errors import ConfigError, HookTrainerError
 
@@ -39,26 +39,26 @@ def _code(args: argparse.Namespace) -> int:  # noqa: PLR0911 (one for each way t
         code: int = args.run(args)
         sys.stdout.flush()
     except ConfigError as error:
-        complain(_faults_text(error, getattr(args, "config", ())))
+        write_stderr(_faults_text(error, getattr(args, "config", ())))
         return 2
     except BrokenPipeError:
         # The reader closed the pipe; without this, Python reports it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Aborted:
-        complain("aborted; writes in progress were not completed\n")
+        write_stderr("aborted; writes in progress were not completed\n")
         exit_now(130)
     except KeyboardInterrupt:
-        complain("interrupted\n")
+        write_stderr("interrupted\n")
         return 130
-    except SystemExit as error:  # raised by a signal or by the code of a user: a failure, also with code 0
-        complain(_exit_text(error))
+    except SystemExit as error:  # raised by a signal or by user code: a failure, also with code 0
+        write_stderr(_exit_text(error))
         return error.code if isinstance(error.code, int) and error.code else 1
     except HookTrainerError as error:
-        complain(_failure_text(error))
+        write_stderr(_failure_text(error))
         return 1
     except Exception:  # noqa: BLE001 (shown whole; the exit code is part of the interface)
-        complain(traceback.format_exc())
+        write_stderr(traceback.format_exc())
         return 1
     return code
 

@@ -1,4 +1,4 @@
-"""End the process although the code of a user left threads or processes running."""
+"""End the process even if user code left threads or processes running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from hooktrainer._util.streams import complain
+from hooktrainer._util.streams import write_stderr
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -32,7 +32,7 @@ def leave_with(command: Callable[[], int]) -> int:
         exit_now(130)
     stuck = [thread.name for thread in left if thread.is_alive()]
     if stuck:
-        complain(f"left running: thread {', '.join(stuck)}, which does not end; the process exits without it\n")
+        write_stderr(f"left running: thread {', '.join(stuck)}, which does not end; the process exits without it\n")
         exit_now(code)
     return code
 
@@ -56,7 +56,7 @@ def _children() -> list[BaseProcess]:
 def _end_processes(children: list[BaseProcess]) -> None:
     for act, name in ((None, ""), ("terminate", "SIGTERM"), ("kill", "SIGKILL")):
         for child in [child for child in children if act and child.is_alive()]:
-            complain(f"left running: process {child.name} (pid {child.pid}); sending {name}\n")
+            write_stderr(f"left running: process {child.name} (pid {child.pid}); sending {name}\n")
             getattr(child, act or "")()
         deadline = monotonic() + PATIENCE_S
         for child in children:

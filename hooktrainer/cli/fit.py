@@ -8,7 +8,7 @@ import gc
 import os
 
 from hooktrainer._util.signals import handled
-from hooktrainer._util.streams import complain, say
+from hooktrainer._util.streams import write_stderr, write_stdout
 from hooktrainer.cli._config import add_config_arguments, load
 
 
@@ -35,7 +35,7 @@ def _train(args: argparse.Namespace) -> int:
 
     config = composition.config
     names = ", ".join(entry.name for entry in config.plugins if entry.enabled)
-    say(f"plugins: {names or 'none'}\n")
+    write_stdout(f"plugins: {names or 'none'}\n")
     kept = f"kept in {os.path.relpath(config.run.dir / config.run.name)}"
     trainer = build_trainer(composition)
     try:
@@ -43,13 +43,13 @@ def _train(args: argparse.Namespace) -> int:
     except BaseException:
         complete = trainer.ports.buffer.version
         known = complete or config.run.resume == "off"  # a resume may fail before the restored step is known
-        complain(f"{_steps(complete)} complete, {kept}\n" if known else f"no step was completed, {kept}\n")
+        write_stderr(f"{_steps(complete)} complete, {kept}\n" if known else f"no step was completed, {kept}\n")
         raise
     reason = f" ({result.reason})" if result.reason else ""
     steps = result.step - result.resumed_from
     numbers = f" ({result.resumed_from + 1} to {result.step})" if result.resumed_from and steps > 1 else ""
     made = f"{_steps(steps)}{numbers}"
-    say(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
+    write_stdout(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
     return 0
 
 

@@ -53,12 +53,12 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
     known = {option_name(field): field for field in fields}
     unknown = [key for key in data if key not in known]
     for key in unknown:
-        faults.unknown(key, known, owner, _way_out(cls, key))
+        faults.unknown(key, known, owner, _annotation_hint(cls, key))
     found = {name: _read_field(cls, field, data, faults.at(name)) for name, field in known.items()}
     given = {name: value for name, value in found.items() if value is not attrs.NOTHING}
     unread = len(faults) > before or any(isinstance(value, Unread) for value in given.values())
     made, error = (None, None) if unread else _construct(cls, given)
-    seen = _legible(known, given, unknown)
+    seen = _readable_fields(known, given, unknown)
     for name in [name for name in given if hasattr(seen, known[name].name)]:
         count = len(faults)
         _validate(seen if made is None else made, known[name], faults.at(name))
@@ -69,7 +69,7 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
     return seen if made is None or len(faults) > before else made
 
 
-def _way_out(cls: type, key: object) -> str:
+def _annotation_hint(cls: type, key: object) -> str:
     """Return how to make an option of an attribute without a type, which attrs ignores; empty for other keys."""
     home = next((base for base in cls.__mro__ if key in vars(base)), None)
     value = vars(home)[str(key)] if home else None
@@ -82,8 +82,8 @@ def _way_out(cls: type, key: object) -> str:
 def salvaged(cls: type[T], unread: Unread, **otherwise: object) -> T | None:
     """Return an object of the fields without faults, or else of defaults, so that later checks can run on it."""
     fields = {option_name(field): field for field in init_fields(cls)}
-    legible = {name: getattr(unread, field.name, INVALID) for name, field in fields.items()}
-    values = {**otherwise, **{name: value for name, value in legible.items() if not isinstance(value, Unread)}}
+    readable = {name: getattr(unread, field.name, INVALID) for name, field in fields.items()}
+    values = {**otherwise, **{name: value for name, value in readable.items() if not isinstance(value, Unread)}}
     required = {name: value for name, value in values.items() if fields[name].default is attrs.NOTHING}
     made, error = _construct(cls, values)
     return made if error is None else _construct(cls, required)[0]
@@ -123,7 +123,7 @@ def _construct(cls: type[T], values: Mapping[str, object]) -> tuple[T | None, Ex
         return None, error
 
 
-def _legible(
+def _readable_fields(
     known: Mapping[str, attrs.Attribute[Any]], given: Mapping[str, object], unknown: Iterable[object]
 ) -> Unread:
     """Return the fields without faults, and the defaults of those left out, unless their key was misspelt."""
@@ -224,8 +224,8 @@ def _item(key: Any, value: Any, expected: Any, faults: Faults) -> Any:
         (last, leaf), *_ = leaf.items()
         path.append(last)
     dotted = ".".join(map(str, path))
-    way_out = f"; a dot in an override separates levels, so write {faults.address}={{{dotted}: {leaf}}}"
-    faults.at(str(key)).add(f"expected {type_name(expected)}, found {shown(value)}{way_out}")
+    remedy = f"; a dot in an override separates levels, so write {faults.address}={{{dotted}: {leaf}}}"
+    faults.at(str(key)).add(f"expected {type_name(expected)}, found {shown(value)}{remedy}")
     return INVALID
 
 

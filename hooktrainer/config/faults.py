@@ -37,12 +37,12 @@ class Faults:
         """Add a fault at this address."""
         self.found.append(Fault(self.address, message))
 
-    def unknown(self, key: object, known: Iterable[str], owner: str, way_out: str = "") -> None:
+    def unknown(self, key: object, known: Iterable[str], owner: str, remedy: str = "") -> None:
         """Add the fault of a key that `owner` does not take, with a way out, or the closest existing key."""
         known, word, elsewhere = list(known), str(key), self.elsewhere()
         near = difflib.get_close_matches(word, elsewhere, n=1)
         there = f" Did you mean '{elsewhere[near[0]]}'?" if near else ""
-        hint = f" {way_out}" if way_out else there if word in elsewhere else did_you_mean(word, known) or there
+        hint = f" {remedy}" if remedy else there if word in elsewhere else did_you_mean(word, known) or there
         takes = f"takes {', '.join(known)}" if known else "takes no options"
         self.at(word).add(f"unknown key '{word}'; {owner} {takes}.{hint}")
 

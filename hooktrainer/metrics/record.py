@@ -69,7 +69,7 @@ class Record:
             )
         return self._row
 
-    def add(self, metrics: Mapping[str, Metric], writer: str = "the core") -> None:
+    def add(self, metrics: Mapping[str, Metric], writer: str = "the loop") -> None:
         """Merge metrics into the record.
 
         Raises `RecordError` if the record is sealed, and `MetricError` if a value is not a `Metric` or its name already

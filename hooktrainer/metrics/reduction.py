@@ -45,7 +45,8 @@ def _reductions(rules: Mapping[str, str]) -> dict[str, Reduction]:
     if not isinstance(rules, Mapping):
         raise ConfigError(f"rules must map keys to reductions, found {rules!r}")
     faults = [
-        f"rule {key!r}: unknown reduction {name!r}; known are {', '.join(REDUCTIONS)}.{did_you_mean(name, REDUCTIONS)}"
+        f"rule {key!r}: unknown reduction {name!r}; expected one of {', '.join(REDUCTIONS)}."
+        f"{did_you_mean(name, REDUCTIONS)}"
         for key, name in rules.items()
         if str(name) not in REDUCTIONS
     ]

@@ -22,7 +22,7 @@ def check_resume(resume: Literal["off", "auto"] | Path) -> None:
     """Raise `ConfigError` if `resume` is a path without a checkpoint; the checkpoint plugin reads it later."""
     if isinstance(resume, Path) and not has_checkpoint(resume):
         found = "no checkpoint" if resume.exists() else "nothing"
-        text = f"there is {found} at {resume}; it is off, auto, or the path of a checkpoint or of a run"
+        text = f"there is {found} at {resume}; expected off, auto, or the path of a checkpoint or of a run directory"
         hint = did_you_mean(resume.name, ("off", "auto"))
         raise ConfigError([Fault("run.resume", f"{text}.{hint}")])
 

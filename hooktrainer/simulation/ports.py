@@ -19,7 +19,7 @@ TOKENS_PER_SECOND: Final = 1000
 """Converts a generation time into a number of tokens, so that lengths in the ledger are times in milliseconds."""
 _TICK_S: Final = 1e-6
 """Added to every wait for a timeout, because a sum of two floats may be just before the deadline."""
-_HOPELESS: Final = 1000
+_MAX_DISPATCHES_PER_SAMPLE: Final = 1000
 """Number of mini-batches to dispatch for one sample before the run counts as starved."""
 _LONGEST: Final = 2**40
 _TOKENS: Final = np.broadcast_to(np.int64(0), (_LONGEST,))  # views that take no memory
@@ -42,18 +42,18 @@ class VirtualBuffer(GroupBuffer):
 
     def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
         """Dispatch prompts as the real buffer does. Raises `StarvedError` if the strategy accepts no group."""
-        thrown_away = super().dispatch(prompts, groups_per_step)
+        num_discarded = super().dispatch(prompts, groups_per_step)
         if not prompts:
             return 0
         self._num_dispatched += len(prompts)
         size, step = self._wanted
-        if size and self._num_dispatched > _HOPELESS * size:
+        if size and self._num_dispatched > _MAX_DISPATCHES_PER_SAMPLE * size:
             raise StarvedError(
                 f"starved: no mini-batch of {size} could be sampled in step {step}, though {self._num_dispatched} "
                 f"groups were dispatched for it; the strategy {self._policy!r} accepts none"
             )
         self.on_dispatch()
-        return thrown_away
+        return num_discarded
 
     def sample(self, size: int, step: int, refill: Callable[[Sequence[Replacement]], None]) -> Batch:
         """Sample a mini-batch as the real buffer does."""

@@ -12,7 +12,7 @@ import attrs
 from rich.console import Console
 from rich.live import Live
 
-from hooktrainer._util.streams import give_up_stdout
+from hooktrainer._util.streams import discard_stdout
 from hooktrainer.metrics import Row
 from hooktrainer.sinks.dashboard import STEP_TIME, Dashboard
 
@@ -79,7 +79,7 @@ class ConsoleSink:
         try:
             self._show(step, row)
         except OSError as error:
-            give_up_stdout(error)
+            discard_stdout(error)
 
     def rewind(self, step: int) -> Sequence[int]:  # noqa: ARG002 (a new display shows no rows of an earlier process)
         """Return no steps: a new display shows no earlier rows."""
@@ -93,7 +93,7 @@ class ConsoleSink:
             try:
                 live.stop()
             except OSError as error:
-                give_up_stdout(error)
+                discard_stdout(error)
 
     def _show(self, step: int, row: Row) -> None:
         if self._live is None:

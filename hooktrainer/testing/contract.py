@@ -158,7 +158,7 @@ def _run(
     with tempfile.TemporaryDirectory() as directory:
         place = RunPlace(directory=Path(directory))
         trainer = Trainer(entries, fake_ports(learner=FakeLearner(metrics), sinks=sinks), config, place)
-        tied = trainer.bus.plan.tied()
+        tied = trainer.bus.plan.order_up_to_ties()
         try:
             trainer.fit()
         except KeyError as error:

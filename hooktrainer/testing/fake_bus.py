@@ -10,7 +10,7 @@ import attrs
 from hooktrainer.bus import Bus
 from hooktrainer.bus.control import ROW
 from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
-from hooktrainer.bus.plan import MADE_BY_THE_CORE, Plan
+from hooktrainer.bus.plan import MADE_BY_THE_LOOP, Plan
 from hooktrainer.errors import ConfigError, PlanError, SyncError, did_you_mean
 from hooktrainer.events import EVENTS, Control, Event, FitEnd, FitStart, StepEnd, StepEvent, WeightsSynced
 from hooktrainer.metrics import Record, Row, Value, joined
@@ -127,7 +127,7 @@ class FakeBus:
         places = {
             key: STANDARD.get(key, ()) if place is None else (place,) for key, place in named.items() if key not in sent
         }
-        if unknown := [key for key, found in places.items() if not found and key not in MADE_BY_THE_CORE.values()]:
+        if unknown := [key for key, found in places.items() if not found and key not in MADE_BY_THE_LOOP.values()]:
             raise ConfigError(
                 f"provides {', '.join(unknown)}: no built-in plugin makes that; add the place where it is made, "
                 f'provides={{"{unknown[0]}": (StepEnd, Priority.COLLECT)}}.{did_you_mean(unknown[0], STANDARD)}'

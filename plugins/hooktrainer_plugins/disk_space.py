@@ -39,7 +39,7 @@ class DiskSpace(Plugin):
     run: RunState = port()
 
     @on(FitStart, priority=Priority.CLEANUP)
-    def begin(self, _event: FitStart) -> None:
+    def check_at_start(self, _event: FitStart) -> None:
         """Raise `RunError` if there is too little space to start, or if the path does not exist."""
         if lacking := self._lacking(checkpoints=1):
             raise RunError(lacking)
@@ -74,8 +74,8 @@ class DiskSpace(Plugin):
             return shutil.disk_usage(self._directory()).free
         except OSError as error:
             place = "the run directory" if self.path is None else f"disk_space.path = {str(self.path)!r}"
-            way_out = "Give disk_space a `path` that exists, or remove it from the plugins"
-            raise RunError(f"{place}: the free space cannot be determined: {error}. {way_out}") from None
+            remedy = "Give disk_space a `path` that exists, or remove it from the plugins"
+            raise RunError(f"{place}: the free space cannot be determined: {error}. {remedy}") from None
 
     def _checkpoint(self) -> int:
         """Return the expected size of the next checkpoint in bytes: the size of the last captured state, or 0."""

@@ -51,11 +51,11 @@ class DynamicSampling(Plugin):
             pairs = {key: [[score, count] for score, count in found.items()] for key, found in counted.items()}
             return {"kept": self._kept, "passed": self._passed, **pairs}
 
-    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the state returned by `state_dict()`."""
         with self._lock:
             super().load_state_dict(
-                {key: Counter(dict(value)) if isinstance(value, list) else value for key, value in kept.items()}
+                {key: Counter(dict(value)) if isinstance(value, list) else value for key, value in saved.items()}
             )
 
     @on(FitStart, priority=Priority.PREPARE)

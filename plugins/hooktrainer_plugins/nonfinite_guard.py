@@ -40,7 +40,7 @@ class NonfiniteGuard(Plugin):
     _copy: Snapshot | None = attrs.field(default=None, init=False, repr=False)
 
     @on(FitStart, priority=Priority.CLEANUP)
-    def begin(self, _event: FitStart) -> None:
+    def enable_skipping(self, _event: FitStart) -> None:
         """Make the learner skip updates that are not finite. Raise `ConfigError` if it cannot."""
         if not hasattr(self.learner, "skips_nonfinite"):
             raise ConfigError(

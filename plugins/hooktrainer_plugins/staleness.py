@@ -24,7 +24,7 @@ LENGTH_BIAS: Final = f"{PREFIX}/length_bias"
 
 @attrs.define(kw_only=True)
 class Staleness(Plugin):
-    """Set the staleness strategy of the replay buffer; S = k - p + 1, so 1 is fresh."""
+    """Set how the replay buffer bounds staleness: the age of training data in weight versions, where 1 is fresh."""
 
     max_off_policy_threshold: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     """T, the largest staleness that counts as fresh enough; the smallest staleness is 1."""
@@ -67,7 +67,7 @@ class Staleness(Plugin):
             )
 
     @on(FitStart, priority=Priority.PREPARE, makes=["replay.policy"])
-    def hand_over(self, _event: FitStart) -> None:
+    def set_strategy(self, _event: FitStart) -> None:
         """Set the strategy of the buffer."""
         self.buffer.set_policy(self._strategy)
 

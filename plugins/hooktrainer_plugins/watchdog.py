@@ -34,7 +34,7 @@ class Watchdog(Plugin):
     _thread: threading.Thread | None = attrs.field(default=None, init=False, repr=False)
 
     @on(FitStart, priority=Priority.PREPARE)
-    def begin(self, _event: FitStart) -> None:
+    def start(self, _event: FitStart) -> None:
         """Start the watchdog thread."""
         self._where = ("the start of the run", monotonic())
         # A daemon thread does not keep the process alive; this one holds no resources of other components.
@@ -42,12 +42,12 @@ class Watchdog(Plugin):
         self._thread.start()
 
     @on(StepStart, priority=Priority.PREPARE)
-    def step(self, event: StepStart) -> None:
+    def restart_for_step(self, event: StepStart) -> None:
         """Restart the time for a new step, without waking the watchdog thread."""
         self._where = (f"step {event.step}", monotonic())
 
     @on(FitEnd, priority=Priority.PREPARE)
-    def ending(self, _event: FitEnd) -> None:
+    def restart_for_end(self, _event: FitEnd) -> None:
         """Restart the time for the end of the run."""
         self._where = ("the end of the run", monotonic())
 

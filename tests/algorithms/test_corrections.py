@@ -133,7 +133,7 @@ def test_a_limit_on_the_ratio_is_inclusive_and_on_the_ratio_itself() -> None:
     [
         (
             {"seq_max_k1": [0.5, 2]},
-            "unknown criterion 'seq_max_k1'; known are .*seq_max_k2, seq_max_k3. Did you mean 'seq_",
+            "unknown criterion 'seq_max_k1'; expected one of .*seq_max_k2, seq_max_k3. Did you mean 'seq_",
         ),
         ({"token_k1": 2.0}, r"the bounds \[low, high\] of the ratio, 0 <= low <= high, found 2.0"),
         ({"token_k1": [2, 0.5]}, r"found \[2, 0.5\]"),

@@ -109,7 +109,7 @@ def test_a_difference_beyond_the_exponent_is_clamped_without_a_gradient(estimato
 
 
 def test_an_unknown_estimator_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="unknown estimator 'k33'; known are k1, k2, k3. Did you mean 'k3'"):
+    with pytest.raises(ConfigError, match="unknown estimator 'k33'; expected one of k1, k2, k3. Did you mean 'k3'"):
         kl(tensor([[0.0]]), tensor([[0.0]]), bools([[1]]), estimator="k33")
 
 

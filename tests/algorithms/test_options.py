@@ -230,7 +230,10 @@ def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
             {"behaviour_weight": "icepop", "behaviour_weight_low": 3, "behaviour_weight_high": 2, **RECOMPUTE},
             "algorithm.behaviour_weight_low: behaviour_weight_low = 3.0 is above behaviour_weight_high = 2.0",
         ),
-        ({"rejection": {"tokn_k1": 1}, **RECOMPUTE}, "algorithm.rejection.tokn_k1: unknown criterion 'tokn_k1'; known"),
+        (
+            {"rejection": {"tokn_k1": 1}, **RECOMPUTE},
+            "algorithm.rejection.tokn_k1: unknown criterion 'tokn_k1'; expected one of",
+        ),
         ({"rejection": {"token_k1": 2}, **RECOMPUTE}, "algorithm.rejection.token_k1: expected the bounds [low, high]"),
         ({"rejection": {"token_k2": [0, 1]}, **RECOMPUTE}, "algorithm.rejection.token_k2: expected an upper limit"),
         ({"kl_coeff": -1}, "algorithm.kl_coeff: "),

@@ -58,4 +58,4 @@ def test_everything_that_is_not_there_is_said_at_once() -> None:
         "plugins[3]: port 'judge' requires a Judge, which this run does not offer; it has Clock, KLControl, Learner"
         in text
     )
-    assert "plugins[3].sinks: 'memroy' does not exist; known are memory. Did you mean 'memory'?" in text
+    assert "plugins[3].sinks: 'memroy' does not exist; expected one of memory. Did you mean 'memory'?" in text

@@ -111,7 +111,7 @@ print("".join(called))
         first = Plan.build([PlacedPlugin(Recorder(), "a"), PlacedPlugin(Recorder(), "b")])
         second = Plan.build([PlacedPlugin(Recorder(), "b"), PlacedPlugin(Recorder(), "a")])
 
-        assert first.tied() == second.tied()
+        assert first.order_up_to_ties() == second.tied()
         assert labels(first, StepEnd) != labels(second, StepEnd)
 
 
@@ -280,7 +280,7 @@ class TestData:
             @on(IterationStart, needs=["iteration.metrics"])
             def read(self, event: IterationStart) -> None: ...
 
-        assert "before the core makes it" in faults_of(Reader())
+        assert "before the loop makes it" in faults_of(Reader())
 
 
 @attrs.frozen(kw_only=True)
@@ -328,7 +328,7 @@ class TestSignals:
 
         text = faults_of(Cycle())
 
-        assert "without end" in text
+        assert "in a cycle" in text
         assert "cycle.ask on scores_judged -> cycle.reply on answer" in text
 
     def test_the_signals_of_the_loop_are_not_a_plugins_to_send(self) -> None:
@@ -526,7 +526,7 @@ class TestHandlers:
 def test_the_text_of_the_quickstart_plan() -> None:
     assert describe(Plan.build([cls() for cls in QUICKSTART])).splitlines() == [
         "fit_start",
-        "  100 PREPARE  staleness.hand_over                makes replay.policy",
+        "  100 PREPARE  staleness.set_strategy             makes replay.policy",
         "  100 PREPARE  validation.take_prompts",
         "  150 PREPARE  log_after_collect.open             needs run.restored?",
         "  300 SYNC     weight_sync.publish_first          makes weights.published",
@@ -534,7 +534,7 @@ def test_the_text_of_the_quickstart_plan() -> None:
         "  (no handler)",
         "iteration_start",
         "  (no handler)",
-        "iteration_end   (the core makes iteration.metrics)",
+        "iteration_end   (the loop makes iteration.metrics)",
         "  200 COLLECT  metric_aggregation.collect         needs iteration.metrics · adds metrics.row",
         "  200 COLLECT  staleness.collect                  needs iteration.metrics · adds metrics.row",
         "step_end",

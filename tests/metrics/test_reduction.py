@@ -226,8 +226,9 @@ class TestUserRules:
         with pytest.raises(ConfigError) as caught:
             RuleTable({"a": "lst", "b/": "sum", "c": 3})
         assert len(caught.value.faults) == 2
-        assert "rule 'a': unknown reduction 'lst'; known are mean, sum, max, min, last. Did you mean 'last'?" in str(
-            caught.value
+        assert (
+            "rule 'a': unknown reduction 'lst'; expected one of mean, sum, max, min, last. Did you mean 'last'?"
+            in str(caught.value)
         )
 
     def test_anything_but_a_mapping_is_refused(self) -> None:

@@ -1,4 +1,4 @@
-"""A plugin in a package of its own is found, listed and run without touching the core."""
+"""A plugin in a package of its own is found, listed and run without touching the loop."""
 
 from __future__ import annotations
 

@@ -165,9 +165,9 @@ def test_an_override_of_a_key_with_a_dot_is_told_how_to_write_it(tmp_path: Path)
     assert found.startswith(
         "plugins[0].rules.timing_s/a: expected str, found {'b': 'last'} (dict); a dot in an override"
     )
-    way_out = "plugins[0].rules={timing_s/a.b: last}"
-    assert found.endswith(f"write {way_out}")
-    assert load(tmp_path, PLUGINS, way_out).plugins[0].options == {"rules": {"timing_s/a.b": "last"}}
+    remedy = "plugins[0].rules={timing_s/a.b: last}"
+    assert found.endswith(f"write {remedy}")
+    assert load(tmp_path, PLUGINS, remedy).plugins[0].options == {"rules": {"timing_s/a.b": "last"}}
 
 
 def test_a_run_without_an_end_is_a_fault_with_both_ways_out(tmp_path: Path) -> None:

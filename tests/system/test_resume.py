@@ -505,7 +505,7 @@ def test_a_pointer_names_its_checkpoint_and_no_other_file_does(capsys: pytest.Ca
     fit("run.name=other", "trainer.total_steps=1")
 
     assert fit("run.name=other", "run.resume=runs/run/metrics.jsonl") == 2
-    assert "runs/run/metrics.jsonl; it is off, auto, or" in capsys.readouterr().err
+    assert "runs/run/metrics.jsonl; expected off, auto, or" in capsys.readouterr().err
     assert not Path("runs/other.1").exists()
     assert fit("run.name=third", "run.resume=runs/run/checkpoints/latest", "trainer.total_steps=3") == 0
     assert [row["step"] for row in rows("third")] == [3]
