@@ -111,7 +111,7 @@ print("".join(called))
         first = Plan.build([PlacedPlugin(Recorder(), "a"), PlacedPlugin(Recorder(), "b")])
         second = Plan.build([PlacedPlugin(Recorder(), "b"), PlacedPlugin(Recorder(), "a")])
 
-        assert first.order_up_to_ties() == second.tied()
+        assert first.order_up_to_ties() == second.order_up_to_ties()
         assert labels(first, StepEnd) != labels(second, StepEnd)
 
 
