@@ -40,7 +40,7 @@ def test_ports_are_bound_by_type_and_sinks_by_name() -> None:
     assert (plugin.engine, plugin.judge, plugin.sinks) == (engine, judge, (sink,))
 
 
-def test_what_was_passed_is_kept() -> None:
+def test_ports_passed_to_the_constructor_are_kept() -> None:
     mine, judge, sink = FakeEngine(), Judge(), FakeSink()
     plugin = Uses(engine=mine, judge=judge, sinks=[sink])
 
@@ -49,7 +49,7 @@ def test_what_was_passed_is_kept() -> None:
     assert (plugin.engine, plugin.judge, plugin.sinks) == (mine, judge, (sink,))
 
 
-def test_everything_that_is_not_there_is_said_at_once() -> None:
+def test_all_missing_ports_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         bind((entry(Uses(sinks=["memroy"])),), fake_ports(sinks={"memory": FakeSink()}))
 

@@ -51,7 +51,7 @@ def raising(error: BaseException) -> Callable[[Event], None]:
 
 
 class TestReferences:
-    def test_plugins_that_nobody_holds_are_called(self) -> None:
+    def test_bus_keeps_plugins_alive_without_other_references(self) -> None:
         log: list[str] = []
 
         @attrs.define
@@ -78,7 +78,7 @@ class TestReferences:
 
         assert gone() is None
 
-    def test_two_buses_of_one_process_do_not_hear_each_other(self) -> None:
+    def test_two_buses_in_one_process_are_independent(self) -> None:
         first, second = [], []
         bus_a, bus_b = Bus.compose([Calls(first)]), Bus.compose([Calls(second)])
 
@@ -89,7 +89,7 @@ class TestReferences:
 
         assert (len(first), len(second)) == (1, 1)
 
-    def test_the_number_of_receivers_does_not_grow_with_the_buses_made(self) -> None:
+    def test_receivers_of_earlier_buses_are_released(self) -> None:
         counts = set()
         for _ in range(100):
             bus = Bus.compose([Calls([])])
@@ -100,7 +100,7 @@ class TestReferences:
 
 
 class TestSignal:
-    def test_introspection_follows_the_plan(self) -> None:
+    def test_signal_lists_its_handlers_in_plan_order(self) -> None:
         log: list[str] = []
         listed = [
             PlacedPlugin(Calls(log, name), name, priority={"handle": at}) for name, at in (("b", 300), ("a", 200))
@@ -110,7 +110,7 @@ class TestSignal:
         assert [call.__self__.name for call in bus.signal("step_end").receivers_for(None)] == ["a", "b"]
         assert bus.signal(StepEnd).has_receivers_for(None)
 
-    def test_a_muted_signal_calls_nobody(self) -> None:
+    def test_muted_signal_calls_no_handler(self) -> None:
         log: list[str] = []
         bus = Bus.compose([Calls(log)])
 
@@ -120,7 +120,7 @@ class TestSignal:
 
         assert log == ["calls"]
 
-    def test_the_plan_is_frozen(self) -> None:
+    def test_connecting_to_a_signal_of_a_plan_is_refused(self) -> None:
         signal = Bus.compose([Calls([])]).signal(StepEnd)
 
         with pytest.raises(BusError, match="plan is frozen"):
@@ -130,7 +130,7 @@ class TestSignal:
         with pytest.raises(BusError, match="plan is frozen"):
             signal.disconnect(print)
 
-    def test_an_event_that_is_in_no_plan_is_an_error(self) -> None:
+    def test_emitting_an_event_outside_the_plan_is_an_error(self) -> None:
         @attrs.frozen(kw_only=True)
         class Strange(Event):
             pass
@@ -140,7 +140,7 @@ class TestSignal:
 
 
 class TestFailures:
-    def test_the_error_names_plugin_signal_band_step_and_address_and_stops_delivery(self) -> None:
+    def test_handler_error_names_plugin_event_band_step_and_address_and_stops_delivery(self) -> None:
         log: list[str] = []
         error = ValueError("boom")
         bus = Bus.compose(
@@ -158,7 +158,7 @@ class TestFailures:
         assert caught.value is error
         assert error.__notes__ == ["raised by plugin 'b' (plugins[1]): Calls.handle on step_end, COLLECT 200, step 7"]
 
-    def test_fit_end_reaches_everyone_and_raises_the_first_error(self) -> None:
+    def test_fit_end_calls_every_handler_and_raises_the_first_error(self) -> None:
         log: list[str] = []
         errors = [ValueError("first"), KeyboardInterrupt()]
         plugins = [Calls(log, "a", raising(errors[0])), Calls(log, "b", raising(errors[1])), Calls(log, "c")]
@@ -169,7 +169,7 @@ class TestFailures:
 
         assert log == ["a failed", "b failed", "c failed"]
 
-    def test_a_nested_signal_that_fails_on_fit_end_keeps_nobody_from_being_called(self) -> None:
+    def test_error_in_a_nested_event_of_fit_end_stops_no_other_handler(self) -> None:
         log: list[str] = []
 
         @attrs.frozen(kw_only=True)
@@ -202,7 +202,7 @@ class TestFailures:
         assert "OSError: disk full" in caught.value.__notes__[-1]
         assert "Nested.close on fit_end, CLEANUP 800" in caught.value.__notes__[-1]
 
-    def test_what_a_failed_handler_had_emitted_is_not_delivered_later(self) -> None:
+    def test_events_emitted_by_a_failed_handler_are_discarded(self) -> None:
         log: list[int] = []
 
         @attrs.define
@@ -226,14 +226,14 @@ class TestFailures:
 
 
 class TestControl:
-    def test_the_first_reason_wins(self) -> None:
+    def test_first_stop_reason_is_kept(self) -> None:
         bus = Bus.compose([Calls([], act=lambda event: [event.control.stop("first"), event.control.stop("second")])])
 
         bus.emit(step_end())
 
         assert bus.control.reason == "first"
 
-    def test_a_nested_signal_waits_for_the_end_of_the_band(self) -> None:
+    def test_emitted_event_is_delivered_at_the_end_of_the_band(self) -> None:
         log: list[str] = []
 
         @attrs.define
@@ -259,13 +259,13 @@ class TestControl:
 
         assert log == ["sync", "same band", "heard", "next band"]
 
-    def test_an_undeclared_emit_is_an_error(self) -> None:
+    def test_emitting_an_undeclared_event_is_an_error(self) -> None:
         bus = Bus.compose([Calls([], act=lambda event: event.control.emit(StepStart(step=1, version=0)))])
 
         with pytest.raises(BusError, match=r"calls.handle .* emitted step_start without declaring it"):
             bus.emit(step_end())
 
-    def test_what_another_thread_leaves_is_read_in_a_handler_and_sent_from_there(self) -> None:
+    def test_handler_can_emit_events_queued_by_another_thread(self) -> None:
         @attrs.frozen(kw_only=True)
         class Arrived(Event):
             number: int
@@ -301,7 +301,7 @@ class TestControl:
 
         assert log == [(0, True), (1, True), (2, True), "step"]
 
-    def test_a_handler_cannot_send_its_own_signal_without_end(self) -> None:
+    def test_handler_that_emits_its_own_event_is_refused(self) -> None:
         @attrs.frozen(kw_only=True)
         class Tick(Event):
             """Sent again by its own handler."""
@@ -315,7 +315,7 @@ class TestControl:
         with pytest.raises(PlanError, match="in a cycle: ticks.tick on tick"):
             Bus.compose([Ticks()])
 
-    def test_a_signal_of_a_plugin_has_no_row_that_its_handler_could_need_before_it_is_made(self) -> None:
+    def test_custom_event_emitted_before_the_row_is_made_cannot_read_the_row(self) -> None:
         @attrs.frozen(kw_only=True)
         class Arrived(Event):
             """Sent before the row is made."""
@@ -340,7 +340,7 @@ class TestControl:
             Bus.compose([Makes(), Early()])
         assert not hasattr(Control, "post")
 
-    def test_a_guarded_signal_is_checked_at_once_and_owed(self) -> None:
+    def test_guard_runs_at_emit_and_a_guarded_event_must_be_emitted(self) -> None:
         seen: list[str] = []
 
         @attrs.define
@@ -367,7 +367,7 @@ class TestControl:
         with pytest.raises(BusError, match="sync.sync .* ended without emitting weights_synced"):
             lazy.emit(step_end())
 
-    def test_handles_are_useless_on_an_event_that_no_bus_sent(self) -> None:
+    def test_control_of_an_event_that_was_not_emitted_by_a_bus_raises(self) -> None:
         with pytest.raises(BusError, match="not sent by a bus"):
             step_end().control.stop("x")
 
@@ -442,7 +442,7 @@ class TestAround:
         bus.around(StepEnd, Priority.EVALUATE, context)
         return bus
 
-    def test_a_band_runs_inside_the_context_with_its_nested_signals(self) -> None:
+    def test_context_wraps_a_band_and_its_nested_events(self) -> None:
         log: list[str] = []
         bus = self.banded(log)
         for step in (2, 4):
@@ -450,18 +450,18 @@ class TestAround:
             bus.emit(step_end(step=step))
             assert log == ["before", "enter", "inside", "nested", "exit", "after"]
 
-    def test_the_context_ends_when_a_handler_raises(self) -> None:
+    def test_context_is_exited_if_a_handler_raises(self) -> None:
         log: list[str] = []
         with pytest.raises(ValueError, match="broken"):
             self.banded(log, fails=True).emit(step_end(step=2))
         assert log == ["before", "enter", "inside", "nested", "exit"]
 
-    def test_a_band_without_a_handler_to_call_does_not_enter_it(self) -> None:
+    def test_context_is_not_entered_if_no_handler_of_the_band_is_due(self) -> None:
         log: list[str] = []
         self.banded(log).emit(step_end(step=1))
         assert log == ["before", "after"]
 
-    def test_a_band_without_handlers_is_no_error(self) -> None:
+    def test_context_around_a_band_without_handlers_is_accepted(self) -> None:
         Bus.compose([]).around(StepEnd, Priority.EVALUATE, nullcontext)
 
 
@@ -471,13 +471,13 @@ class TestRecord:
         Bus.compose([Recording(act)]).emit(IterationEnd(step=1, version=0, iteration=0, **fields), record)
         return record
 
-    def test_a_metric_keeps_its_writer(self) -> None:
+    def test_reduction_conflict_names_the_handlers_that_wrote_the_metric(self) -> None:
         record = self.emit(lambda event: event.record.add({"x": Sum(1)}))
 
         with pytest.raises(MetricError, match="Sum from recording.adds, Mean from the loop"):
             record.add({"x": Mean(1)})
 
-    def test_what_a_handler_did_not_declare_raises(self) -> None:
+    def test_undeclared_write_to_the_record_raises(self) -> None:
         with pytest.raises(BusError, match=r"recording.adds .* reads the row without declaring it: @on\(..., needs="):
             self.emit(lambda event: event.record.row)
         with pytest.raises(BusError, match="seals the row without declaring it"):
@@ -486,14 +486,14 @@ class TestRecord:
         with pytest.raises(BusError, match=r"recording.undeclared .* adds metrics without declaring it"):
             bus.emit(step_end(), record)
 
-    def test_a_record_kept_for_later_is_useless(self) -> None:
+    def test_record_used_after_its_handler_returned_raises(self) -> None:
         kept: list[IterationEnd] = []
         self.emit(kept.append)
 
         with pytest.raises(BusError, match="outside a handler"):
             kept[0].record.add({"x": Sum(1)})
 
-    def test_the_record_of_another_step_is_useless(self) -> None:
+    def test_record_of_an_earlier_step_raises(self) -> None:
         kept: list[IterationEnd] = []
 
         def act(event: IterationEnd) -> None:
@@ -505,7 +505,7 @@ class TestRecord:
         with pytest.raises(RecordError, match="recording.adds used the record of step 1 after its event"):
             bus.emit(IterationEnd(step=2, version=1, iteration=0), Record(2))
 
-    def test_another_thread_may_not_touch_it(self) -> None:
+    def test_using_the_record_from_another_thread_raises(self) -> None:
         errors: list[BaseException] = []
 
         def from_elsewhere(event: IterationEnd) -> None:
@@ -582,7 +582,7 @@ class TestEvery:
         def handle(self, event: StepEnd) -> None:
             self.log.append(event.step)
 
-    def test_it_runs_on_multiples_and_on_the_last_step(self) -> None:
+    def test_handler_with_every_runs_on_multiples_and_on_the_last_step(self) -> None:
         log: list[int] = []
         bus = Bus.compose([self.Periodic(log)])
 
@@ -591,14 +591,14 @@ class TestEvery:
 
         assert log == [3, 6, 8]
 
-    def test_introspection_agrees(self) -> None:
+    def test_receivers_of_a_step_exclude_handlers_that_are_not_due(self) -> None:
         signal = Bus.compose([self.Periodic([])]).signal(StepEnd)
 
         assert [len(list(signal.receivers_for(step_end(step)))) for step in (1, 2, 3)] == [0, 0, 1]
 
 
 class TestTimes:
-    def test_every_handler_is_counted_and_late_time_is_in_no_row(self) -> None:
+    def test_handler_times_are_in_the_row_except_those_after_the_seal(self) -> None:
         bus = Bus.compose([Calls([])])
         bus.times.start_record()
         bus.emit(step_end(1))
@@ -612,7 +612,7 @@ class TestTimes:
         assert late > 0
         assert max(handler.longest for handler in bus.times.handlers) <= total
 
-    def test_the_next_row_does_not_hold_what_ran_after_the_last_seal(self) -> None:
+    def test_handler_times_after_the_seal_are_not_in_the_next_row(self) -> None:
         bus = Bus.compose([Calls([])])
         bus.times.start_record()
         bus.times.end_record()

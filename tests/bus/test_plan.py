@@ -58,7 +58,7 @@ class Recorder(Plugin):
 
 
 class TestOrder:
-    def test_bands_run_in_their_order_whatever_the_list_says(self) -> None:
+    def test_order_of_bands_does_not_depend_on_the_plugin_list(self) -> None:
         for order in itertools.permutations(QUICKSTART):
             plan = Plan.build([cls() for cls in order])
 
@@ -71,7 +71,7 @@ class TestOrder:
             ]
 
     @given(st.lists(st.integers(100, 999), min_size=1, max_size=12))
-    def test_handlers_run_by_priority_and_ties_by_place_in_the_list(self, numbers: list[int]) -> None:
+    def test_handlers_run_by_priority_then_by_position_in_the_list(self, numbers: list[int]) -> None:
         listed = [PlacedPlugin(Recorder(), f"p{i}", priority={"step_end": number}) for i, number in enumerate(numbers)]
 
         plan = Plan.build(listed)
@@ -79,7 +79,7 @@ class TestOrder:
         expected = [f"p{i}.handle" for i, _ in sorted(enumerate(numbers), key=lambda pair: (pair[1], pair[0]))]
         assert labels(plan, StepEnd) == expected
 
-    def test_six_plugins_of_equal_priority_stay_in_list_order_in_fresh_processes(self) -> None:
+    def test_handlers_of_equal_priority_run_in_list_order_in_every_process(self) -> None:
         source = """
 import attrs
 from hooktrainer import Bus, Plugin, on
@@ -107,7 +107,7 @@ print("".join(called))
         with pytest.raises(ValueError, match="before the first band, PREPARE 100"):
             Priority.band(99)
 
-    def test_a_list_of_ties_is_equal_up_to_their_order(self) -> None:
+    def test_order_up_to_ties_ignores_the_order_of_equal_priorities(self) -> None:
         first = Plan.build([PlacedPlugin(Recorder(), "a"), PlacedPlugin(Recorder(), "b")])
         second = Plan.build([PlacedPlugin(Recorder(), "b"), PlacedPlugin(Recorder(), "a")])
 
@@ -116,25 +116,25 @@ print("".join(called))
 
 
 class TestPriorityFromYaml:
-    def test_it_has_the_last_word(self) -> None:
+    def test_priority_from_yaml_overrides_the_priority_of_the_handler(self) -> None:
         plan = Plan.build(entries(MetricAggregation(), LogAfterCollect(), log_after_collect={"step_end": 650}))
 
         assert plan.handlers[StepEnd][-1].number == 650
 
-    def test_a_signal_with_two_handlers_wants_the_name_of_the_method(self) -> None:
+    def test_priority_of_an_event_with_two_handlers_must_name_the_method(self) -> None:
         text = faults_of(*entries(MetricAggregation(), LogAfterCollect(), log_after_collect={"fit_end": 750}))
 
         assert "plugins[1].priority.fit_end" in text
         assert "name the method instead: write_unreported, close" in text
 
-    def test_a_misspelt_signal_is_an_error_with_a_suggestion(self) -> None:
+    def test_priority_of_a_misspelt_event_is_a_fault_with_a_suggestion(self) -> None:
         text = faults_of(*entries(WeightSync(), weight_sync={"step_ned": 300}))
 
         assert "plugins[0].priority.step_ned" in text
         assert "Did you mean 'step_end'?" in text
 
     @pytest.mark.parametrize("number", ["300", 300.0, True, None, 99, -1])
-    def test_what_is_no_priority_is_an_error(self, number: object) -> None:
+    def test_priority_below_100_or_not_an_integer_is_a_fault(self, number: object) -> None:
         assert "priority" in faults_of(*entries(WeightSync(), weight_sync={"sync": number}))
 
 
@@ -144,8 +144,8 @@ class EarlyLogger(Plugin):
     def write(self, event: WeightsSynced) -> None: ...
 
 
-class TestData:
-    def test_a_logger_that_reads_the_row_in_weights_synced_is_refused_with_both_names(self) -> None:
+class TestReadsAndWrites:
+    def test_reader_of_the_row_in_weights_synced_before_reduce_is_refused_and_both_handlers_named(self) -> None:
         for order in itertools.permutations([MetricAggregation(), WeightSync(), EarlyLogger()]):
             text = faults_of(*order)
 
@@ -154,7 +154,7 @@ class TestData:
             )
             assert "reads 'metrics.row' before metric_aggregation.reduce (step_end, REDUCE 500) makes it" in text
 
-    def test_a_logger_on_weights_synced_is_fine_if_the_sync_comes_after_the_reduction(self) -> None:
+    def test_reader_of_the_row_in_weights_synced_is_accepted_if_the_sync_runs_after_reduce(self) -> None:
         @attrs.define
         class LateSync(Plugin):
             @on(StepEnd, priority=Priority.SAVE, emits=[WeightsSynced])
@@ -162,18 +162,18 @@ class TestData:
 
         Plan.build([MetricAggregation(), LateSync(), EarlyLogger()])
 
-    def test_a_logger_that_could_close_before_the_last_row_is_reduced_is_refused(self) -> None:
+    def test_logger_that_closes_before_the_last_row_is_reduced_is_refused(self) -> None:
         for priority in ({"close": 450}, {"write_unreported": 450}, {"close": 450, "write_unreported": 440}):
             text = faults_of(*entries(MetricAggregation(), LogAfterCollect(), log_after_collect=priority))
 
             assert "reads 'metrics.row' before metric_aggregation.finish (fit_end, REDUCE 500)" in text
 
-    def test_a_logger_that_could_close_before_it_wrote_is_refused(self) -> None:
+    def test_logger_that_closes_before_it_writes_is_refused(self) -> None:
         text = faults_of(*entries(MetricAggregation(), LogAfterCollect(), log_after_collect={"close": 550}))
 
         assert "log_after_collect.close (fit_end, REDUCE 550) reads 'sinks.written' before" in text
 
-    def test_swapping_reduce_and_report_is_refused(self) -> None:
+    def test_reporting_before_reducing_is_refused(self) -> None:
         text = faults_of(
             *entries(
                 MetricAggregation(),
@@ -188,7 +188,7 @@ class TestData:
             in text
         )
 
-    def test_adding_to_what_was_made_is_refused(self) -> None:
+    def test_adding_to_a_key_after_its_maker_ran_is_refused(self) -> None:
         text = faults_of(*entries(MetricAggregation(), Validation(), WeightSync(), validation={"step_end": 550}))
 
         assert (
@@ -200,7 +200,7 @@ class TestData:
 
         assert "validation.evaluate (step_end, COLLECT 250) reads 'weights.published' before weight_sync.sync" in text
 
-    def test_what_nobody_makes_is_refused_unless_it_may_be_absent(self) -> None:
+    def test_reading_a_key_that_no_handler_makes_is_refused_unless_it_is_optional(self) -> None:
         @attrs.define
         class Reader(Plugin):
             @on(StepEnd, priority=Priority.REPORT, needs=["metrics.rwo"])
@@ -216,7 +216,7 @@ class TestData:
         )
         Plan.build([Lenient()])
 
-    def test_adding_to_a_misspelt_key_is_refused_and_to_what_nobody_makes_is_not(self) -> None:
+    def test_adding_to_a_misspelt_key_is_refused_but_to_an_unused_key_is_accepted(self) -> None:
         @attrs.define
         class Adds(Plugin):
             @on(IterationEnd, adds=["metrics.rwo"])
@@ -227,19 +227,19 @@ class TestData:
         )
         Plan.build([WeightSync()])
 
-    def test_the_plugin_that_would_make_it_is_named(self) -> None:
+    def test_fault_of_a_missing_key_names_the_plugin_that_makes_it(self) -> None:
         text = faults_of(Validation(), LogAfterCollect())
 
         assert "needs 'weights.published', which no handler makes. Add weight_sync to the plugins." in text
         assert "needs 'metrics.row', which no handler makes. Add metric_aggregation to the plugins." in text
 
-    def test_what_is_made_twice_is_refused(self) -> None:
+    def test_two_makers_of_one_key_are_refused(self) -> None:
         text = faults_of(PlacedPlugin(MetricAggregation(), "one"), PlacedPlugin(MetricAggregation(), "two"))
 
         assert "'metrics.row' is made twice in one step: by one.reduce" in text
         assert "by two.reduce" in text
 
-    def test_what_is_only_made_every_nth_step_must_be_allowed_to_be_absent(self) -> None:
+    def test_key_made_every_nth_step_must_be_read_as_optional(self) -> None:
         @attrs.define
         class Judge(Plugin):
             @on(StepEnd, priority=Priority.EVALUATE, makes=["judge.scores"], every=2)
@@ -258,7 +258,7 @@ class TestData:
         assert "needs=['judge.scores?']" in faults_of(Judge(), Reader())
         Plan.build([Judge(), Lenient()])
 
-    def test_what_fit_start_makes_stays_made(self) -> None:
+    def test_key_made_in_fit_start_is_available_in_all_later_events(self) -> None:
         @attrs.define
         class Maker(Plugin):
             @on(FitStart, makes=["vocabulary"])
@@ -274,7 +274,7 @@ class TestData:
 
         Plan.build([Reader(), Maker()])
 
-    def test_the_metrics_of_an_iteration_are_not_there_when_it_starts(self) -> None:
+    def test_reading_iteration_metrics_in_iteration_start_is_refused(self) -> None:
         @attrs.define
         class Reader(Plugin):
             @on(IterationStart, needs=["iteration.metrics"])
@@ -289,7 +289,7 @@ class ScoresJudged(Event):
 
 
 class TestSignals:
-    def test_a_signal_of_ones_own_is_delivered_in_the_band_that_emits_it(self) -> None:
+    def test_custom_event_is_delivered_in_the_band_of_its_emitter(self) -> None:
         @attrs.define
         class Judge(Plugin):
             @on(StepEnd, priority=Priority.EVALUATE, emits=[ScoresJudged], makes=["judge.scores"])
@@ -310,7 +310,7 @@ class TestSignals:
         assert "    scores_judged" in describe(plan)
         assert "a signal that no handler emits" in faults_of(Listener())
 
-    def test_signals_that_emit_each_other_are_refused_with_the_cycle(self) -> None:
+    def test_events_that_emit_each_other_are_refused_and_the_cycle_named(self) -> None:
         @attrs.frozen(kw_only=True)
         class Answer(Event):
             pass
@@ -331,7 +331,7 @@ class TestSignals:
         assert "in a cycle" in text
         assert "cycle.ask on scores_judged -> cycle.reply on answer" in text
 
-    def test_the_signals_of_the_loop_are_not_a_plugins_to_send(self) -> None:
+    def test_plugin_that_emits_an_event_of_the_loop_is_refused(self) -> None:
         @attrs.define
         class Ends(Plugin):
             @on(StepEnd, emits=[FitEnd])
@@ -339,7 +339,7 @@ class TestSignals:
 
         assert "Ends.end declares to emit fit_end, which the loop sends" in faults_of(Ends())
 
-    def test_one_step_is_synced_once_in_step_end(self) -> None:
+    def test_weights_synced_is_emitted_once_per_step_and_only_in_step_end(self) -> None:
         @attrs.define
         class Sometimes(Plugin):
             @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced], every=2)
@@ -356,7 +356,7 @@ class TestSignals:
         for kind in (Sometimes, Elsewhere):
             assert "may do so only on step_end and without `every`" in faults_of(kind())
 
-    def test_signals_of_one_band_are_walked_in_the_order_in_which_they_are_declared(self) -> None:
+    def test_emitted_events_are_delivered_in_the_order_of_their_declaration(self) -> None:
         @attrs.frozen(kw_only=True)
         class Second(Event):
             pass
@@ -374,7 +374,7 @@ class TestSignals:
 
         Plan.build([Sends()])
 
-    def test_maker_and_reader_on_one_nested_signal_are_fine_and_elsewhere_it_may_be_absent(self) -> None:
+    def test_key_made_in_a_nested_event_is_certain_there_and_optional_elsewhere(self) -> None:
         @attrs.define
         class Judge(Plugin):
             @on(StepEnd, priority=Priority.EVALUATE, emits=[ScoresJudged])
@@ -394,14 +394,14 @@ class TestSignals:
         Plan.build([Judge()])
         assert "does not make it in every step" in faults_of(Judge(), Outside())
 
-    def test_two_plugins_of_one_name_are_refused(self) -> None:
+    def test_two_plugins_with_one_name_are_refused(self) -> None:
         text = faults_of(Recorder(), Recorder())
 
         assert "plugins[1]: plugins[0] is named 'recorder' too; the names of plugins must differ" in text
 
 
 class TestHandlers:
-    def test_everything_wrong_is_shown_at_once(self) -> None:
+    def test_all_faults_of_handlers_are_reported_together(self) -> None:
         @attrs.define
         class Broken(Plugin):
             period: int = 0
@@ -462,7 +462,7 @@ class TestHandlers:
             assert any(line.startswith(f"plugins[0]: Broken.{method} ") and text in line for line in lines), method
         assert any("is named 'recorder' too" in line for line in lines)
 
-    def test_a_marker_that_would_do_nothing_is_refused_where_it_stands(self) -> None:
+    def test_invalid_use_of_on_is_refused_at_decoration(self) -> None:
         with pytest.raises(TypeError, match="marked twice"):
 
             @on(StepStart)
@@ -477,7 +477,7 @@ class TestHandlers:
         with pytest.raises(TypeError, match=r"adds='metrics.row'\): expected a list, adds=\['metrics.row'\]"):
             on(StepEnd, adds="metrics.row")
 
-    def test_a_class_that_forgot_attrs_is_refused(self) -> None:
+    def test_plugin_with_fields_but_without_attrs_is_refused(self) -> None:
         class Forgot(Plugin):
             limit: float = 0.5
 
@@ -486,7 +486,7 @@ class TestHandlers:
 
         assert "Forgot has fields but no @attrs.define(kw_only=True) above the class" in faults_of(Forgot())
 
-    def test_every_on_a_signal_without_a_step_is_refused(self) -> None:
+    def test_option_every_on_an_event_without_a_step_is_refused(self) -> None:
         @attrs.define
         class Odd(Plugin):
             @on(StepEnd, emits=[ScoresJudged])
@@ -497,14 +497,14 @@ class TestHandlers:
 
         assert "Odd.listen has every= on scores_judged, which belongs to no step" in faults_of(Odd())
 
-    def test_an_override_without_a_marker_does_not_vanish(self) -> None:
+    def test_overridden_handler_without_on_is_refused(self) -> None:
         @attrs.define
         class Child(Recorder):
             def handle(self, event: StepEnd) -> None: ...
 
         assert "Child.handle overrides a handler but has no @on(...)" in faults_of(Child())
 
-    def test_handlers_are_inherited(self) -> None:
+    def test_subclass_inherits_handlers(self) -> None:
         @attrs.define
         class Child(Recorder):
             @on(StepStart)
@@ -514,7 +514,7 @@ class TestHandlers:
 
         assert (labels(plan, StepEnd), labels(plan, StepStart)) == (["child.handle"], ["child.start"])
 
-    def test_what_a_broken_handler_would_make_is_not_reported_as_missing(self) -> None:
+    def test_keys_made_by_a_faulty_handler_are_not_reported_as_missing(self) -> None:
         @attrs.define
         class Broken(Plugin):
             @on(StepEnd, priority=Priority.REDUCE, makes=["metrics.row"])
@@ -523,7 +523,7 @@ class TestHandlers:
         assert faults_of(Broken(), LogAfterCollect()).count("\n") == 0
 
 
-def test_the_text_of_the_quickstart_plan() -> None:
+def test_describe_prints_the_plan_of_the_quickstart() -> None:
     assert describe(Plan.build([cls() for cls in QUICKSTART])).splitlines() == [
         "fit_start",
         "  100 PREPARE  staleness.set_strategy             makes replay.policy",
