@@ -50,7 +50,7 @@ plain = st.recursive(
 
 
 @given(plain)
-def test_plain_data_comes_back_with_its_types(value: object) -> None:
+def test_plain_data_is_restored_with_its_types(value: object) -> None:
     found = back(value)
 
     assert found == value
@@ -58,7 +58,7 @@ def test_plain_data_comes_back_with_its_types(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, -0.0, 5e-324, 2**200])
-def test_odd_numbers_come_back(value: float) -> None:
+def test_unusual_numbers_are_restored(value: float) -> None:
     assert repr(back([value])) == repr([value])
     assert math.isnan(back(math.nan))
 
@@ -66,7 +66,7 @@ def test_odd_numbers_come_back(value: float) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 )
-def test_tensors_come_back_and_share_no_memory(dtype: torch.dtype) -> None:
+def test_restored_tensors_share_no_memory_with_the_originals(dtype: torch.dtype) -> None:
     live = torch.arange(6).reshape(2, 3).to(dtype)
     snapshot = encode(1, {"part": {"tensor": live, "turned": live.T, "scalar": live[0, 0], "empty": live[:0]}})
     kept = live.clone()
@@ -81,7 +81,7 @@ def test_tensors_come_back_and_share_no_memory(dtype: torch.dtype) -> None:
     assert torch.equal(decode(snapshot, "part")["tensor"], kept)
 
 
-def test_tied_tensors_are_kept_once_and_are_tied_again() -> None:
+def test_tied_tensors_are_stored_once_and_restored_as_tied() -> None:
     weight = torch.ones(3)
     snapshot = encode(1, {"part": {"a": weight, "b": weight, "c": weight.clone()}})
 
@@ -92,7 +92,7 @@ def test_tied_tensors_are_kept_once_and_are_tied_again() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint64", "bool", ">i4"])
-def test_arrays_and_their_scalars_come_back_and_share_no_memory(dtype: str) -> None:
+def test_restored_arrays_and_numpy_scalars_share_no_memory_with_the_originals(dtype: str) -> None:
     live = np.arange(6).astype(dtype).reshape(2, 3)[:, ::2]
     snapshot = encode(1, {"part": [live, live[1, 1], np.empty((0, 2), dtype)]})
     kept = live.copy()
@@ -124,7 +124,7 @@ def drawn(generator: Any) -> object:
     ],
     ids=["random", "numpy", "mersenne", "legacy", "torch"],
 )
-def test_random_generators_go_on_where_they_were(make: Any) -> None:
+def test_restored_random_generators_continue_their_sequence(make: Any) -> None:
     generator = make()
     drawn(generator)
     snapshot = encode(1, {"part": generator})
@@ -144,7 +144,7 @@ between = st.one_of(
 
 
 @given(st.lists(between, min_size=2, max_size=12))
-def test_generators_among_tensors_are_not_taken_for_each_other(values: list[Any]) -> None:
+def test_generators_and_tensors_in_one_state_are_distinguished(values: list[Any]) -> None:
     found = decode(encode(1, {"part": {"list": values, "again": dict(enumerate(values))}}), "part")
 
     def is_generator(value: Any) -> bool:
@@ -167,21 +167,21 @@ def test_generators_among_tensors_are_not_taken_for_each_other(values: list[Any]
         ({"n": 10**5000}, "part/n is a 16610-bit integer"),
     ],
 )
-def test_what_cannot_be_kept_is_named_with_its_path(value: object, named: str) -> None:
+def test_unsupported_value_is_refused_with_its_path(value: object, named: str) -> None:
     with pytest.raises(CheckpointError, match="the state ") as caught:
         encode(1, {"part": value})
     assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["\ud800", "ü", "a/b"])
-def test_tensors_below_any_text_come_back(key: str) -> None:
+def test_tensors_under_arbitrary_keys_are_restored(key: str) -> None:
     snapshot = encode(1, {"part": {key: torch.ones(2)}})
 
     assert all(name.encode() for name in snapshot.tensors)
     assert decode(snapshot, "part")[key].tolist() == [1.0, 1.0]
 
 
-def test_endless_nesting_is_refused() -> None:
+def test_recursive_state_is_refused() -> None:
     circle: list[object] = []
     circle.append(circle)
     with pytest.raises(CheckpointError, match="deeper than 100 levels"):
@@ -199,7 +199,7 @@ def test_endless_nesting_is_refused() -> None:
         {"$dict": [1]},
     ],
 )
-def test_a_tree_that_means_nothing_is_damage(tree: object) -> None:
+def test_invalid_encoded_tree_is_reported_as_damage(tree: object) -> None:
     snapshot = encode(1, {"part": None})
     damaged = type(snapshot)(step=1, parts={"part": [tree]})
     with pytest.raises(CheckpointError, match="part 'part' of the checkpoint of step 1 is damaged"):

@@ -101,7 +101,7 @@ def midway(policy: Strategy) -> Parts:
 
 @pytest.mark.parametrize("keep_finished", [True, False])
 @pytest.mark.parametrize("policy", [Wait(2), Requeue(2), Requeue(1)], ids=["wait", "requeue", "requeue what is stale"])
-def test_each_prompt_that_was_not_trained_is_trained_once(policy: Strategy, keep_finished: bool) -> None:
+def test_restored_run_trains_each_untrained_prompt_once(policy: Strategy, keep_finished: bool) -> None:
     snapshot = midway(policy).state.capture(1)
     again = Parts()
     again.buffer.set_policy(policy)
@@ -121,7 +121,7 @@ def test_each_prompt_that_was_not_trained_is_trained_once(policy: Strategy, keep
     assert ("stale" in ledger.dropped) == policy.requeues
 
 
-def test_finished_groups_keep_their_stamp_number_and_answers() -> None:
+def test_restored_groups_keep_dispatch_step_number_and_answers() -> None:
     parts = midway(Strategy())
     before = parts.state.capture(1)
     again = Parts()
@@ -135,7 +135,7 @@ def test_finished_groups_keep_their_stamp_number_and_answers() -> None:
         assert (found.score, found.text, found.truncated, found.span) == (0.5, "x", False, 1)
 
 
-def test_a_group_dispatched_two_steps_before_the_checkpoint_is_as_old_as_it_would_have_been() -> None:
+def test_restored_group_has_the_staleness_of_an_uninterrupted_run() -> None:
     parts = Parts()
     parts.buffer.advance(8)
     parts.dispatcher.request(1)  # p = 9
@@ -150,7 +150,7 @@ def test_a_group_dispatched_two_steps_before_the_checkpoint_is_as_old_as_it_woul
     assert group.staleness(11) == 3
 
 
-def test_what_was_captured_does_not_change_with_the_run() -> None:
+def test_captured_buffer_state_is_unaffected_by_later_changes() -> None:
     parts = midway(Requeue(1))
     state = parts.buffer.state_dict()
     before = encode(1, {"buffer": state})
@@ -167,7 +167,7 @@ def test_what_was_captured_does_not_change_with_the_run() -> None:
     assert all(np.array_equal(array, before.arrays[name]) for name, array in after.arrays.items())
 
 
-def test_what_was_lost_and_not_yet_replaced_is_replaced_after_the_restart() -> None:
+def test_failed_groups_not_yet_replaced_are_dispatched_again_after_a_restore() -> None:
     parts = Parts(FakeBuffer(ReplayOptions(max_failed_groups=5)), count=3)
     parts.dispatcher.request(3)
     first, second, third = parts.buffer.claim(3)
@@ -190,7 +190,7 @@ def test_what_was_lost_and_not_yet_replaced_is_replaced_after_the_restart() -> N
         (ReplayOptions(max_lost_groups=0), "timeout"),
     ],
 )
-def test_a_prompt_whose_failure_spends_the_budget_between_sampling_and_saving_is_tried_again_by_who_goes_on(
+def test_prompt_whose_failure_exceeds_the_limit_before_the_save_is_dispatched_again_after_a_restore(
     limits: ReplayOptions, reason: FailureReason
 ) -> None:
     parts = Parts(FakeBuffer(limits), count=6)
@@ -214,7 +214,7 @@ def test_a_prompt_whose_failure_spends_the_budget_between_sampling_and_saving_is
         parts.train(1, 2)
 
 
-def test_a_prompt_whose_worker_died_last_of_all_is_not_forgotten() -> None:
+def test_buffer_is_trainable_while_the_last_prompt_waits_for_a_retry() -> None:
     buffer = FakeBuffer()
     buffer.dispatch(prompts(1))
     (group,) = buffer.claim(1)
@@ -223,7 +223,7 @@ def test_a_prompt_whose_worker_died_last_of_all_is_not_forgotten() -> None:
     assert buffer.trainable(1)
 
 
-def test_a_state_is_taken_back_only_before_the_first_dispatch() -> None:
+def test_restore_is_refused_after_the_first_dispatch() -> None:
     parts = Parts()
     snapshot = parts.state.capture(0)
     parts.dispatcher.request(1)
@@ -231,7 +231,7 @@ def test_a_state_is_taken_back_only_before_the_first_dispatch() -> None:
         parts.state.restore(snapshot)
 
 
-def test_a_lower_capacity_than_what_was_kept_waits_until_there_is_room() -> None:
+def test_restored_groups_above_a_lower_capacity_are_dispatched_later() -> None:
     parts = midway(Strategy())
     again = Parts(FakeBuffer(ReplayOptions(capacity=2)))
     again.state.restore(parts.state.capture(1))
@@ -240,7 +240,7 @@ def test_a_lower_capacity_than_what_was_kept_waits_until_there_is_room() -> None
     assert sorted(again.rest()) == list("456789")
 
 
-def test_what_has_no_state_is_named() -> None:
+def test_capture_names_a_component_without_state_dict() -> None:
     class Bare:
         def update(self, groups: object) -> dict[str, object]:
             return {}
@@ -251,7 +251,7 @@ def test_what_has_no_state_is_named() -> None:
         state.capture(0)
 
 
-def test_the_learner_alone_can_be_put_back() -> None:
+def test_restore_learner_restores_only_the_learner() -> None:
     parts = Parts()
     parts.learner.update(())
     snapshot = parts.state.capture(0)
@@ -263,7 +263,7 @@ def test_the_learner_alone_can_be_put_back() -> None:
     assert parts.learner.steps[-1] == 3
 
 
-def test_a_second_copy_in_one_step_is_the_learner_as_it_is_then() -> None:
+def test_second_capture_in_one_step_has_the_current_state_of_the_learner() -> None:
     parts = Parts()
     first = parts.state.capture_learner(1)
     parts.learner.update(())
@@ -273,7 +273,7 @@ def test_a_second_copy_in_one_step_is_the_learner_as_it_is_then() -> None:
         assert parts.learner.updates == updates
 
 
-def test_the_logged_step_is_known_to_the_next_process(tmp_path: Path) -> None:
+def test_logged_step_is_read_by_the_next_process(tmp_path: Path) -> None:
     def run(directory: Path | None) -> LiveState:
         parts = Parts()
         return LiveState((), parts.ports, parts.dispatcher, RunPlace(directory=directory), None)
@@ -289,7 +289,7 @@ def test_the_logged_step_is_known_to_the_next_process(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
-def test_a_copy_of_the_learner_alone_is_not_the_state_of_the_run() -> None:
+def test_capture_learner_does_not_replace_the_latest_snapshot() -> None:
     parts = Parts()
     latest = parts.state.capture(0)
     parts.learner.update(())
@@ -301,7 +301,7 @@ def test_a_copy_of_the_learner_alone_is_not_the_state_of_the_run() -> None:
     assert (parts.learner.updates, kept.step, kept.parts.keys()) == (1, 1, {"learner"})
 
 
-def test_nothing_comes_in_while_the_state_is_copied() -> None:
+def test_buffer_accepts_no_group_during_a_capture() -> None:
     @attrs.define
     class Counts(Plugin):
         """Counts what the buffer lets in."""
@@ -341,7 +341,7 @@ class TestTaskPrompts:
         return TaskPrompts(task, CharTokenizer(task.alphabet), seed=seed, total_epochs=epochs)
 
     @given(st.integers(0, 21), st.integers(1, 5))
-    def test_they_go_on_where_they_were(self, taken: int, size: int) -> None:
+    def test_restored_prompts_continue_at_the_same_position(self, taken: int, size: int) -> None:
         whole = [prompt.text for prompt in self.made().take(21)]
         first, again = self.made(), self.made()
         for start in range(0, taken, size):
@@ -352,7 +352,7 @@ class TestTaskPrompts:
         assert again.state_dict() == first.state_dict()
         assert [prompt.text for prompt in again.take(30)] == whole[taken:]
 
-    def test_at_the_end_of_the_data_more_epochs_go_on(self) -> None:
+    def test_restored_prompts_continue_after_total_epochs_is_raised(self) -> None:
         first, again = self.made(epochs=1), self.made(epochs=2)
         first.take(7)
         again.load_state_dict(first.state_dict())
@@ -361,7 +361,7 @@ class TestTaskPrompts:
         assert [prompt.text for prompt in again.take(9)] == [prompt.text for prompt in self.made().take(14)][7:]
 
     @pytest.mark.parametrize("other", [{"seed": 1}, {"task": SortDigits(digits=4, size=7)}, {"size": 2}])
-    def test_other_data_is_refused(self, other: dict[str, object]) -> None:
+    def test_state_of_prompts_from_other_data_is_refused(self, other: dict[str, object]) -> None:
         first = self.made()
         first.take(4)
         with pytest.raises(CheckpointError, match="prompt 4 of epoch 1 was"):
@@ -382,7 +382,7 @@ def trained(learner: FakeLearner) -> list[str]:
     return [text for batch in learner.batches for text in texts(batch)]
 
 
-def test_the_warm_up_is_once_a_run_and_not_once_a_restart(tmp_path: Path) -> None:
+def test_resumed_run_does_not_repeat_the_warm_up(tmp_path: Path) -> None:
     first, second = FakeLearner(), FakeLearner()
     transport = FakeTransport()
     buffer = FakeBuffer()
@@ -395,7 +395,7 @@ def test_the_warm_up_is_once_a_run_and_not_once_a_restart(tmp_path: Path) -> Non
     assert (result.status, result.step) == ("completed", 11)
 
 
-def test_a_run_that_breaks_in_every_step_trains_every_prompt_once(tmp_path: Path) -> None:
+def test_run_that_fails_and_resumes_repeatedly_trains_every_prompt_once(tmp_path: Path) -> None:
     import attrs
 
     from hooktrainer import Plugin, Priority, on
@@ -443,7 +443,9 @@ ACTIONS = ["dispatch", "claim", "finish", "die", "raise", "sample", "advance", "
 
 
 @given(st.lists(st.sampled_from(ACTIONS), max_size=40), st.sampled_from([0, 1, 64]))
-def test_no_prompt_is_lost_or_doubled_whatever_happened_before_a_restart(actions: list[str], budget: int) -> None:
+def test_restore_neither_loses_nor_repeats_a_prompt_after_any_sequence_of_actions(
+    actions: list[str], budget: int
+) -> None:
     def made(count: int | None) -> Parts:
         return Parts(FakeBuffer(ReplayOptions(max_failed_groups=0, max_lost_groups=budget)), count)
 

@@ -82,14 +82,14 @@ def damage(path: Path, how: str) -> None:
 FILES = ("tensors.safetensors", "arrays.safetensors", "state.json", "manifest.json")
 
 
-class TestNewest:
-    def test_an_empty_directory_and_none_at_all_begin_a_new_run(self, store: Store) -> None:
+class TestLoadNewest:
+    def test_empty_or_missing_directory_has_no_checkpoint(self, store: Store) -> None:
         assert newest(store) is None
         store.root.mkdir()
         assert newest(store) is None
 
     @pytest.mark.parametrize("pointer", ["step_00000004\n", "", "step_00000009\n", "\xff", None])
-    def test_a_half_written_one_is_passed_over_whatever_the_pointer_says(
+    def test_incomplete_checkpoint_is_skipped_for_any_content_of_latest(
         self, store: Store, pointer: str | None, caplog: pytest.LogCaptureFixture
     ) -> None:
         store.save(snapshot(4))
@@ -104,7 +104,7 @@ class TestNewest:
         assert "resuming from step 4; the checkpoint of step 5 is incomplete" in said(caplog)
 
     @pytest.mark.parametrize("trace", ["pointer", "set aside", "empty pointer"])
-    def test_where_there_once_was_one_nothing_begins_anew_in_silence(
+    def test_new_run_is_refused_if_traces_of_a_checkpoint_remain(
         self, store: Store, trace: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         path = store.save(snapshot(4))
@@ -125,7 +125,7 @@ class TestNewest:
 
     @pytest.mark.parametrize("how", ["gone", "empty", "truncated", "longer", "flipped"])
     @pytest.mark.parametrize("name", FILES)
-    def test_damage_to_any_file_is_found_and_the_last_good_one_is_taken(
+    def test_damage_to_any_file_is_detected_and_the_previous_checkpoint_loaded(
         self, store: Store, name: str, how: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         store.save(snapshot(4))
@@ -134,7 +134,7 @@ class TestNewest:
         assert newest(store) == 4
         assert name in said(caplog)
 
-    def test_only_incomplete_ones_are_an_error_unless_a_fresh_start_is_allowed(
+    def test_only_incomplete_checkpoints_are_an_error_without_allow_fresh(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
         damage(store.save(snapshot(5)) / "state.json", "gone")
@@ -146,26 +146,26 @@ class TestNewest:
         assert newest(store, allow_fresh=True) is None
         assert "starting a new run" in said(caplog)
 
-    def test_a_first_save_that_was_interrupted_is_an_incomplete_one_too(self, store: Store) -> None:
+    def test_interrupted_first_save_is_an_incomplete_checkpoint(self, store: Store) -> None:
         (store.root / ".step_00000001.unfinished").mkdir(parents=True)
 
         with pytest.raises(CheckpointError, match="the save of step 1 was interrupted"):
             store.load_newest()
 
-    def test_one_under_the_name_of_another_step_is_no_checkpoint(self, store: Store) -> None:
+    def test_checkpoint_in_the_directory_of_another_step_is_refused(self, store: Store) -> None:
         store.save(snapshot(4)).rename(store.root / "step_00000007")
 
         with pytest.raises(CheckpointError, match="holds step 4, but its name has step 7"):
             store.load_newest()
 
-    def test_files_of_two_checkpoints_do_not_make_one(self, store: Store) -> None:
+    def test_checkpoint_with_a_file_of_another_one_is_refused(self, store: Store) -> None:
         first, second = store.save(snapshot(4)), store.save(snapshot(5))
         (first / "tensors.safetensors").replace(second / "tensors.safetensors")
 
         with pytest.raises(CheckpointError, match="checksum of tensors.safetensors is wrong"):
             Store.read(second)
 
-    def test_what_it_goes_on_after_is_set_aside_and_leftovers_are_cleared(self, store: Store) -> None:
+    def test_prepare_sets_later_checkpoints_aside_and_removes_unfinished_saves(self, store: Store) -> None:
         for step in (3, 4, 5):
             store.save(snapshot(step))
         (store.root / ".step_00000006.unfinished").mkdir()
@@ -178,45 +178,43 @@ class TestNewest:
         assert step_of(Store.read(store.save(snapshot(5)))) == 5
 
 
-class Bomb:
+class RunsCommandOnUnpickling:
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, ("touch exploded",)
 
 
-class TestNothingIsRun:
+class TestNoCodeIsExecuted:
     @pytest.fixture(autouse=True)
     def inside(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.chdir(tmp_path)
         yield
         assert not Path("exploded").exists()
 
-    def test_a_bomb_in_place_of_a_checkpoint_is_passed_over(self, store: Store) -> None:
+    def test_malicious_pickle_in_place_of_a_checkpoint_is_skipped(self, store: Store) -> None:
         store.save(snapshot(4))
-        (store.root / "step_00000009").write_bytes(pickle.dumps(Bomb()))
-        torch.save({"a": Bomb()}, store.root / "step_00000010")
+        (store.root / "step_00000009").write_bytes(pickle.dumps(RunsCommandOnUnpickling()))
+        torch.save({"a": RunsCommandOnUnpickling()}, store.root / "step_00000010")
 
         assert newest(store) == 4
         with pytest.raises(CheckpointError, match="incomplete or damaged"):
             load(store.root / "step_00000009")
 
     @pytest.mark.parametrize("name", FILES[:3])
-    def test_a_bomb_in_place_of_a_file_is_not_loaded_even_if_its_checksum_is_right(
-        self, store: Store, name: str
-    ) -> None:
+    def test_malicious_pickle_with_a_valid_checksum_is_not_unpickled(self, store: Store, name: str) -> None:
         path = store.save(snapshot(4))
-        bomb = pickle.dumps(Bomb())
+        bomb = pickle.dumps(RunsCommandOnUnpickling())
         (path / name).write_bytes(bomb)
         rewrite_manifest(path, name)
 
         with pytest.raises(CheckpointError, match="cannot be read"):
             Store.read(path)
 
-    def test_a_bomb_that_a_path_names_is_no_checkpoint(self, tmp_path: Path) -> None:
-        (tmp_path / "model.pt").write_bytes(pickle.dumps(Bomb()))
+    def test_malicious_pickle_given_as_path_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "model.pt").write_bytes(pickle.dumps(RunsCommandOnUnpickling()))
         with pytest.raises(CheckpointError, match="there is no checkpoint at"):
             load(tmp_path / "model.pt")
 
-    def test_a_manifest_cannot_name_files_elsewhere(self, store: Store, tmp_path: Path) -> None:
+    def test_manifest_with_files_outside_the_checkpoint_is_refused(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "mine").write_text("")
         path = store.save(snapshot(1))
         rewrite_manifest(path, "../../mine")
@@ -259,12 +257,12 @@ class TestRetention:
             ([0.1, 0.2, 0.3], 5, SCORE, {1, 2, 3}),
         ],
     )
-    def test_the_last_and_the_best_are_kept(
+    def test_retention_keeps_the_last_and_the_best_checkpoints(
         self, store: Store, scores: list[float | None], keep_last: int, best: BestMetric | None, expected: set[int]
     ) -> None:
         assert self.saved(store, scores, keep_last, best) == expected
 
-    def test_what_is_not_ours_is_not_touched(self, store: Store, tmp_path: Path) -> None:
+    def test_retention_leaves_foreign_files_unchanged(self, store: Store, tmp_path: Path) -> None:
         store.root.mkdir()
         for name in ("step_00000000", "step_00000001_copy", "mine", "step_1", "step_00000001.set_aside"):
             (store.root / name).mkdir()
@@ -282,7 +280,7 @@ class TestRetention:
             [*before, store.root / "latest"]
         )
 
-    def test_notes_in_a_checkpoint_stay_when_it_goes(self, store: Store) -> None:
+    def test_foreign_files_in_a_removed_checkpoint_are_kept(self, store: Store) -> None:
         (store.save(snapshot(1)) / "notes.txt").write_text("the good one")
         store.save(snapshot(2))
         store.retain(Retention(keep_last=1))
@@ -297,7 +295,7 @@ def copy_that_fails(*_: object, **__: object) -> None:
 
 class TestFailures:
     @pytest.mark.parametrize("place", ["write", "sync", "rename"])
-    def test_a_save_that_fails_leaves_the_last_one_and_nothing_else(
+    def test_failed_save_leaves_only_the_previous_checkpoint(
         self, store: Store, place: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.save(snapshot(1))
@@ -314,7 +312,7 @@ class TestFailures:
         assert kept(store) == {3}
 
     @pytest.mark.parametrize("after_the_name", [False, True])
-    def test_one_that_cannot_be_replaced_stays(
+    def test_checkpoint_that_cannot_be_replaced_is_kept(
         self, store: Store, after_the_name: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.save(snapshot(1))
@@ -337,7 +335,7 @@ class TestFailures:
         assert store.best(BestMetric("score")) == (2, 1.0)
         assert newest(store) == 2
 
-    def test_a_pointer_that_cannot_be_moved_costs_no_checkpoint(
+    def test_save_succeeds_if_latest_cannot_be_updated(
         self, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         store.save(snapshot(1))
@@ -350,7 +348,7 @@ class TestFailures:
         assert newest(store) == 2
         assert {path.name for path in store.root.iterdir()} == {"latest", "step_00000002"}
 
-    def test_a_disk_that_is_really_full(self, tmp_path: Path) -> None:
+    def test_save_on_a_full_disk_raises_and_keeps_the_previous_checkpoint(self, tmp_path: Path) -> None:
         place = tmp_path / "small"
         place.mkdir()
         if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], check=False).returncode:
@@ -367,7 +365,7 @@ class TestFailures:
         finally:
             subprocess.run(["umount", place], check=True)
 
-    def test_a_file_that_may_not_grow_further(self, store: Store) -> None:
+    def test_save_beyond_the_file_size_limit_raises_and_keeps_the_previous_checkpoint(self, store: Store) -> None:
         store.save(snapshot(1))
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -379,7 +377,7 @@ class TestFailures:
 
         assert newest(store) == 1
 
-    def test_a_directory_that_may_not_be_written(self, tmp_path: Path) -> None:
+    def test_save_into_a_read_only_directory_raises(self, tmp_path: Path) -> None:
         if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path], check=False).returncode:
             tmp_path.chmod(0o500)
             if os.access(tmp_path, os.W_OK):
@@ -430,7 +428,7 @@ def saves_in_a_child(store: Store, number: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_operation_of_a_save_loses_neither_the_last_checkpoint_nor_the_way_on(tmp_path: Path) -> None:
+def test_kill_at_any_operation_of_a_save_keeps_a_checkpoint_and_allows_further_saves(tmp_path: Path) -> None:
     found: list[int] = []
     for number in itertools.count(1):
         store = Store(tmp_path / f"checkpoints{number}")
@@ -455,7 +453,7 @@ def test_a_kill_at_any_operation_of_a_save_loses_neither_the_last_checkpoint_nor
     assert found.count(5) > 5
 
 
-def test_reading_needs_no_torch_where_nothing_was_a_tensor(tmp_path: Path) -> None:
+def test_loading_a_checkpoint_without_tensors_imports_no_torch(tmp_path: Path) -> None:
     Store(tmp_path).save(encode(1, {"plugins": {"n": 1, "a": np.arange(3)}}))
     script = (
         "import sys\nfrom pathlib import Path\nfrom hooktrainer.checkpoint.store import Store\n"
@@ -464,7 +462,7 @@ def test_reading_needs_no_torch_where_nothing_was_a_tensor(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_path_may_be_a_checkpoint_a_directory_of_them_or_a_run(
+def test_load_accepts_a_checkpoint_a_checkpoints_directory_or_a_run(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
