@@ -66,12 +66,12 @@ def test_a_nested_mapping_becomes_nested_objects() -> None:
     assert not faults.found
 
 
-def test_a_key_with_nothing_behind_it_means_the_default() -> None:
+def test_null_value_means_the_default() -> None:
     outer = read(Outer, {"inner": {"size": 2, "kind": None}, "private": None, "limit": None}, Faults())
     assert outer == Outer(inner=Inner(size=2))
 
 
-def test_every_fault_is_found_at_once_with_its_full_address() -> None:
+def test_all_faults_are_reported_together_with_their_full_address() -> None:
     data = {"inner": {"size": 0, "kind": "c", "sise": 1}, "private": "x", "limit": -math.inf, "optoinal": 1, "low": 5}
     messages = faults_of(data | {"high": 4})
     assert [message.partition(":")[0] for message in messages] == [
@@ -84,27 +84,27 @@ def test_every_fault_is_found_at_once_with_its_full_address() -> None:
     assert messages[-1] == "high: 4 is below low = 5"
 
 
-def test_validators_that_compare_with_an_unreadable_option_say_nothing() -> None:
+def test_validators_that_read_a_faulty_option_add_no_fault() -> None:
     assert faults_of({"inner": {"size": 1}, "low": "x", "high": -3}) == ["low: expected int, found 'x' (str)"]
 
 
-def test_a_missing_value_is_named_with_its_type() -> None:
+def test_missing_option_is_reported_with_its_type() -> None:
     assert faults_of({}) == ["inner: missing; a value is required (Inner)"]
     assert faults_of({"inner": {}}) == ["inner.size: missing; a value is required (int)"]
     assert faults_of({"inner": {"size": None}}) == ["inner.size: missing; a value is required (int)"]
 
 
-def test_no_mapping_where_one_is_expected_is_a_fault() -> None:
+def test_value_in_place_of_a_mapping_is_a_fault() -> None:
     assert faults_of({"inner": 3}) == ["inner: expected a mapping of options, found 3 (int)"]
     assert faults_of([1]) == [": expected a mapping of options, found [1] (list)".removeprefix(": ")]
 
 
-def test_a_hint_of_the_field_ends_its_faults() -> None:
+def test_hint_of_a_field_is_appended_to_its_faults() -> None:
     (message,) = faults_of({"inner": {"size": 1}, "high": "x"})
     assert message == "high: expected int, found 'x' (str). Count from the bottom."
 
 
-def test_private_and_generated_fields_are_no_options() -> None:
+def test_private_keys_and_generated_fields_are_not_options() -> None:
     assert [message.partition(";")[0] for message in faults_of({"inner": {"size": 1}, "_private": 1, "made": []})] == [
         "_private: unknown key '_private'",
         "made: unknown key 'made'",
@@ -125,7 +125,7 @@ class Picky:
             raise ConfigError([Fault("", "does not fit"), Fault("elsewhere", "neither")])
 
 
-def test_what_a_class_raises_itself_becomes_faults() -> None:
+def test_errors_raised_by_a_constructor_become_faults() -> None:
     assert faults_of({"picky": {"size": 2}}, attrs.make_class("Holder", {"picky": attrs.field(type=Picky)})) == [
         "picky: 2 is no size"
     ]
@@ -153,18 +153,18 @@ class Unlucky:
         self.width // self.heads
 
 
-def test_what_breaks_on_a_faulty_value_is_not_said_beside_it() -> None:
+def test_error_caused_by_a_faulty_value_is_not_reported() -> None:
     assert faults_of({"heads": 0}, Unlucky) == ["heads: 'heads' must be >= 1: 0"]
 
 
-def test_a_bug_in_a_validator_is_named_with_its_place() -> None:
+def test_bug_in_a_validator_is_reported_with_file_and_line() -> None:
     (first, second) = faults_of({"width": 5, "kind": "b"}, Unlucky)
     assert first.startswith("width: KeyError: 5 (")
     assert "test_conversion.py, line " in first
     assert second.startswith("kind: AttributeError: 'Unlucky' object has no attribute 'nothing' (")
 
 
-def test_what_could_be_read_is_handed_on_without_what_was_misspelt() -> None:
+def test_readable_options_are_returned_without_faulty_ones() -> None:
     found = read(Outer, {"inner": {"size": 2, "kind": "c"}, "low": "x", "hihg": 3}, Faults())
     assert isinstance(found, Unread)
     assert vars(found.inner) == {"size": 2}
@@ -181,13 +181,13 @@ class Unimported:
     size: int = 1
 
 
-def test_a_type_that_is_not_imported_is_a_fault_only_if_the_option_is_set() -> None:
+def test_unresolvable_type_is_a_fault_only_if_the_option_is_set() -> None:
     assert read(Unimported, {"size": 2}, Faults()) == Unimported(size=2)
     (message,) = faults_of({"thing": 1}, Unimported)
     assert message.startswith("thing: the type 'Nowhere | None' of this option cannot be read: name 'Nowhere'")
 
 
-def test_an_unknown_key_that_exists_elsewhere_is_suggested_with_its_path() -> None:
+def test_unknown_key_of_another_section_is_suggested_with_its_path() -> None:
     faults = Faults(elsewhere=lambda: key_paths(Config))
     faults.unknown("trainr", ["seed"], "the top level")
     faults.at("optim").unknown("total_steps", ["lr"], "optim")
@@ -201,7 +201,7 @@ class Plain(Inner):
     """Adds nothing."""
 
 
-def test_documentation_is_read_from_the_source_along_the_mro() -> None:
+def test_field_documentation_is_read_from_the_source_including_base_classes() -> None:
     assert field_docs(Plain) == {"size": "How large.", "kind": "Which one."}
     assert [(option.name, option.type, option.default, option.doc) for option in options_of(Outer)][:3] == [
         ("inner", "Inner", "", "Nested."),

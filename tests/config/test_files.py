@@ -11,7 +11,7 @@ from hooktrainer.run.loading import config_from_mapping, load_config
 # Overrides
 
 
-def test_overrides_find_a_plugin_by_place_or_by_name(tmp_path: Path) -> None:
+def test_override_addresses_a_plugin_by_index_or_name(tmp_path: Path) -> None:
     config = load(tmp_path, TWO, "plugins.0.every=5", "plugins[1].every=7")
     assert [entry.options["every"] for entry in config.plugins] == [5, 7]
     config = load(tmp_path, TWO, "plugins.b.every=7", "plugins.a.targets=[q, v]", "plugins.a.enabled=false")
@@ -19,7 +19,7 @@ def test_overrides_find_a_plugin_by_place_or_by_name(tmp_path: Path) -> None:
     assert [entry.enabled for entry in config.plugins] == [False, True]
 
 
-def test_an_override_reaches_a_plugin_in_its_short_form(tmp_path: Path) -> None:
+def test_override_sets_options_of_a_plugin_listed_by_name_only(tmp_path: Path) -> None:
     overrides = ["plugins.weight_sync.name=sync", "plugins.0=validation", "plugins.validation.every=3"]
     config = load(tmp_path, PLUGINS, *overrides)
     assert [(entry.use, entry.name, dict(entry.options)) for entry in config.plugins] == [
@@ -48,25 +48,25 @@ def test_an_override_reaches_a_plugin_in_its_short_form(tmp_path: Path) -> None:
         ("trainer=3", "trainer: expected a mapping of options, found 3 (int)"),
     ],
 )
-def test_an_override_that_leads_nowhere_is_a_fault(tmp_path: Path, override: str, message: str) -> None:
+def test_override_with_an_invalid_key_or_value_is_a_fault(tmp_path: Path, override: str, message: str) -> None:
     entry = f"use: '{PROBE}', targets: [q]"
     text = BASE + f"plugins: [{{{entry}, name: a}}, {{{entry}, name: bb}}]\n"
     assert faults(tmp_path, text, override) == [message]
 
 
-def test_an_override_by_a_name_that_two_plugins_have_is_a_fault(tmp_path: Path) -> None:
+def test_override_by_a_name_of_two_plugins_is_a_fault(tmp_path: Path) -> None:
     first, second = faults(tmp_path, TWO.replace("name: b", "name: a"), "plugins.a.every=1")
     expected = "several plugins have the name 'a'; give each a `name`, or use one of the indices [0, 1]"
     assert first == f"plugins.a.every: {expected}"
     assert second.startswith("plugins[1]: plugins[0] is named 'a' too")
 
 
-def test_an_override_of_a_list_that_is_not_there_names_its_length(tmp_path: Path) -> None:
+def test_override_of_a_missing_list_reports_length_0(tmp_path: Path) -> None:
     (message,) = faults(tmp_path, BASE, "plugins.0.every=5")
     assert message.startswith("plugins.0.every: there is no item 0: the list has length 0")
 
 
-def test_an_override_value_may_hold_an_equals_sign_or_nothing(tmp_path: Path) -> None:
+def test_override_value_may_contain_an_equals_sign_or_be_empty(tmp_path: Path) -> None:
     config = load(tmp_path, TWO, "plugins.a.anything=x=y", "trainer.total_steps=", "task.size=64")
     assert config.plugins[0].options["anything"] == "x=y"
     assert config.trainer.total_steps is None
@@ -75,7 +75,7 @@ def test_an_override_value_may_hold_an_equals_sign_or_nothing(tmp_path: Path) ->
 # Several files
 
 
-def test_a_later_file_wins_and_replaces_lists_whole(tmp_path: Path) -> None:
+def test_later_file_overrides_values_and_replaces_whole_lists(tmp_path: Path) -> None:
     first = written(tmp_path, TWO, "first.yaml")
     second = written(tmp_path, "trainer: {total_steps: 9}\nplugins: [weight_sync]\n", "second.yaml")
     config = load_config(first, second)
@@ -84,7 +84,7 @@ def test_a_later_file_wins_and_replaces_lists_whole(tmp_path: Path) -> None:
     assert config.run.name == "first"
 
 
-def test_a_list_over_a_mapping_is_a_fault_with_both_files_in_view(tmp_path: Path) -> None:
+def test_mapping_in_place_of_a_list_of_an_earlier_file_is_a_fault(tmp_path: Path) -> None:
     first = written(tmp_path, TWO, "first.yaml")
     second = written(tmp_path, "plugins: {a: {every: 3}}\n", "second.yaml")
     with pytest.raises(ConfigError) as caught:
@@ -92,7 +92,7 @@ def test_a_list_over_a_mapping_is_a_fault_with_both_files_in_view(tmp_path: Path
     assert str(caught.value) == f"plugins: {second} has a mapping where an earlier file has a list"
 
 
-def test_what_is_wrong_with_files_is_said_for_all_of_them_at_once(tmp_path: Path) -> None:
+def test_faults_of_all_files_are_reported_together(tmp_path: Path) -> None:
     bad = {
         "twice.yaml": "seed: 1\nmodel: a\nseed: 2\n",
         "syntax.yaml": "seed: 1\ntrainer: [1\nmodel: a\n",
@@ -117,7 +117,7 @@ def test_what_is_wrong_with_files_is_said_for_all_of_them_at_once(tmp_path: Path
     assert found["twize.yaml"] == "there is no such file. Did you mean 'twice.yaml'?"
 
 
-def test_no_file_at_all_is_a_fault() -> None:
+def test_load_config_without_a_file_is_a_fault() -> None:
     with pytest.raises(ConfigError, match="no configuration file"):
         load_config()
 
@@ -125,7 +125,7 @@ def test_no_file_at_all_is_a_fault() -> None:
 # Plain data
 
 
-def test_a_plugin_gets_real_containers_of_its_own(tmp_path: Path) -> None:
+def test_plugin_options_are_plain_containers_that_are_not_shared_with_the_config(tmp_path: Path) -> None:
     text = BASE + f"plugins: [{{use: '{PROBE}', params: {{rank: 8, targets: [q, v]}}, targets: [q, v]}}]\n"
     config = load(tmp_path, text)
     (entry,) = composition_of(config).plan.plugins
@@ -147,7 +147,7 @@ def test_interpolations_are_resolved_before_a_plugin_sees_them(tmp_path: Path) -
     assert found.params["all"] == yaml.safe_load(BASE)["trainer"] | {"total_steps": 7}
 
 
-def test_what_is_missing_or_leads_nowhere_is_said_with_its_address(tmp_path: Path) -> None:
+def test_missing_values_and_unresolved_interpolations_are_reported_with_their_address(tmp_path: Path) -> None:
     text = (
         BASE.replace("digits: 3", "digits: '???', sise: 1")
         + f"seed: ${{nowhere}}\nplugins: [{{use: '{PROBE}', targets: ['${{trainer.nope}}'], rank: x}}]\n"
@@ -162,7 +162,7 @@ def test_what_is_missing_or_leads_nowhere_is_said_with_its_address(tmp_path: Pat
     assert found[2].startswith("task.sise: unknown key 'sise'")
 
 
-def test_mappings_that_interpolate_each_other_are_a_fault(tmp_path: Path) -> None:
+def test_circular_interpolations_between_mappings_are_a_fault(tmp_path: Path) -> None:
     text = BASE + f"plugins: [{{use: '{PROBE}', params: PARAMS}}]\n"
     for params, places in (
         ("{a: {x: '${plugins.0.params.b}'}, b: {y: '${plugins.0.params.a}'}}", ["a.x", "b.y"]),
@@ -172,17 +172,17 @@ def test_mappings_that_interpolate_each_other_are_a_fault(tmp_path: Path) -> Non
         assert [message.partition(":")[0] for message in found] == [f"plugins[0].params.{place}" for place in places]
 
 
-def test_what_interpolates_a_missing_value_is_not_said_twice(tmp_path: Path) -> None:
+def test_missing_value_is_reported_once_if_others_interpolate_it(tmp_path: Path) -> None:
     text = BASE + f"plugins: [{{use: '{PROBE}', params: '${{task}}', anything: ['${{task}}']}}]\n"
     assert faults(tmp_path, text, "task.digits=???") == ["task.digits: a value is required in place of ???"]
 
 
-def test_an_interpolation_without_end_is_a_fault(tmp_path: Path) -> None:
+def test_interpolation_of_itself_is_a_fault(tmp_path: Path) -> None:
     (message,) = faults(tmp_path, PLUGINS + "seed: ${seed}\n")
     assert message.startswith("seed: ")
 
 
-def test_a_mapping_from_python_is_not_changed_and_must_be_plain(tmp_path: Path) -> None:
+def test_config_from_mapping_keeps_its_argument_and_accepts_plain_data_only(tmp_path: Path) -> None:
     source = yaml.safe_load(PLUGINS)
     before = yaml.safe_load(PLUGINS)
     config = config_from_mapping(source, name="mine", overrides=["plugins.weight_sync.name=sync"])
@@ -192,7 +192,7 @@ def test_a_mapping_from_python_is_not_changed_and_must_be_plain(tmp_path: Path) 
         config_from_mapping(source | {"seed": object()})
 
 
-def test_a_task_that_a_later_file_names_starts_anew_while_engines_share_their_options(tmp_path: Path) -> None:
+def test_later_file_that_names_a_task_discards_its_options_but_engines_keep_theirs(tmp_path: Path) -> None:
     first = written(tmp_path, PLUGINS)
     other = written(tmp_path, "task: {use: reverse, letters: 4}\nrollout: {use: thread, workers: 2}\n", "other.yaml")
     same = written(tmp_path, "task: {size: 9}\nrollout: {n: 4}\n", "same.yaml")

@@ -11,7 +11,7 @@ from hooktrainer.run.loading import ConfigWarning, config_from_mapping
 # Numbers and text
 
 
-def test_1e_3_is_a_number_from_a_file_an_override_and_plain_pyyaml(tmp_path: Path) -> None:
+def test_1e_3_is_read_as_a_number_from_files_overrides_and_mappings(tmp_path: Path) -> None:
     text = PLUGINS.replace("lr: 0.001", "lr: 1e-3")
     assert yaml.safe_load(text)["optim"]["lr"] == "1e-3"
     for config in (
@@ -23,7 +23,7 @@ def test_1e_3_is_a_number_from_a_file_an_override_and_plain_pyyaml(tmp_path: Pat
         assert type(config.optim.lr) is float
 
 
-def test_123E4_where_text_is_expected_is_kept_or_asks_for_quotes(tmp_path: Path) -> None:
+def test_123E4_in_place_of_text_requires_quotes(tmp_path: Path) -> None:
     assert load(tmp_path, PLUGINS + "run: {name: '123E4'}").run.name == "123E4"
     expected = ["run.name: expected str, found 1230000.0 (float); to keep it as text, put it in quotes"]
     assert faults(tmp_path, PLUGINS + "run: {name: 123E4}") == expected
@@ -75,7 +75,7 @@ def test_a_valid_key_at_the_wrong_level_is_refused_with_the_right_path(tmp_path:
 
 
 @pytest.mark.parametrize("text", ["plugins:\n", "plugins: []\n", "", "plugins: [{use: weight_sync, enabled: false}]\n"])
-def test_no_plugins_load_with_one_warning_that_nothing_logs_or_syncs(tmp_path: Path, text: str) -> None:
+def test_configuration_without_plugins_loads_with_one_warning(tmp_path: Path, text: str) -> None:
     with pytest.warns(ConfigWarning, match="nothing logs, and nothing syncs") as caught:
         config = load(tmp_path, BASE + text)
     assert len(caught) == 1
@@ -86,13 +86,13 @@ def test_no_plugins_load_with_one_warning_that_nothing_logs_or_syncs(tmp_path: P
 @pytest.mark.parametrize(
     "item", ["validation", "validation:", "{use: validation}", "{use: validation, every: }", "{validation: }"]
 )
-def test_an_entry_without_options_has_the_defaults(tmp_path: Path, item: str) -> None:
+def test_plugin_entry_without_options_has_the_defaults(tmp_path: Path, item: str) -> None:
     config = load(tmp_path, BASE + f"plugins:\n  - weight_sync\n  - {item}\n")
     _, entry = composition_of(config).plan.plugins
     assert (entry.name, entry.address, entry.plugin.every) == ("validation", "plugins[1]", 5)
 
 
-def test_a_null_reserved_key_has_its_default_too(tmp_path: Path) -> None:
+def test_null_reserved_key_means_its_default(tmp_path: Path) -> None:
     (entry,) = load(tmp_path, BASE + "plugins: [{use: weight_sync, name: , enabled: , priority: }]").plugins
     assert (entry.name, entry.enabled, entry.priority, entry.options) == ("weight_sync", True, {}, {})
 
@@ -120,16 +120,16 @@ def test_a_null_reserved_key_has_its_default_too(tmp_path: Path) -> None:
         ("{use: validation, 1: 2}", "plugins[1]: names of options must be text, found 1 (int)"),
     ],
 )
-def test_an_entry_that_names_nothing_is_a_fault_with_its_place(tmp_path: Path, item: str, message: str) -> None:
+def test_plugin_entry_without_a_valid_name_is_a_fault_with_its_index(tmp_path: Path, item: str, message: str) -> None:
     assert message in faults(tmp_path, BASE + f"plugins:\n  - weight_sync\n  - {item}\n")
 
 
-def test_a_name_that_is_none_makes_no_namesakes(tmp_path: Path) -> None:
+def test_invalid_names_are_not_compared_for_duplicates(tmp_path: Path) -> None:
     found = faults(tmp_path, PLUGINS.replace("]", ", {use: validation, name: 1}, {use: validation, name: 2, evry: 1}]"))
     assert [message.partition(":")[0] for message in found] == ["plugins[2].name", "plugins[3].name", "plugins[3].evry"]
 
 
-def test_a_plugin_list_that_is_no_list_is_a_fault(tmp_path: Path) -> None:
+def test_mapping_in_place_of_the_plugin_list_is_a_fault(tmp_path: Path) -> None:
     assert faults(tmp_path, BASE + "plugins: {use: validation}") == [
         "plugins: expected a list, found {'use': 'validation'} (dict)"
     ]

@@ -61,7 +61,7 @@ def fault(value: object, expected: object) -> str:
         (None, object, None),
     ],
 )
-def test_a_value_that_fits_is_converted(value: object, expected: object, result: object) -> None:
+def test_valid_value_is_converted(value: object, expected: object, result: object) -> None:
     found = converted(value, expected)
     assert found == result
     assert type(found) is type(result)
@@ -97,13 +97,11 @@ def test_a_value_that_fits_is_converted(value: object, expected: object, result:
         (1, types.ModuleType, "x: an option of type module cannot be set from YAML"),
     ],
 )
-def test_a_value_that_does_not_fit_is_a_fault_with_found_and_expected(
-    value: object, expected: object, message: str
-) -> None:
+def test_invalid_value_is_a_fault_that_names_found_and_expected(value: object, expected: object, message: str) -> None:
     assert fault(value, expected) == message
 
 
-def test_containers_are_never_shared_with_the_source() -> None:
+def test_converted_containers_are_not_shared_with_the_source() -> None:
     source = {"a": [1, {"b": 2}]}
     for expected in (Any, dict, dict[str, Any], dict[str, list[Any]]):
         found = converted(source, expected)

@@ -19,25 +19,25 @@ from hooktrainer.run.loading import ConfigWarning, config_from_mapping, dump, lo
 # Sections and what must fit together
 
 
-def test_a_batch_that_is_no_whole_step_prints_the_three_numbers(tmp_path: Path) -> None:
+def test_train_batch_size_that_differs_from_the_product_is_a_fault_with_the_three_numbers(tmp_path: Path) -> None:
     assert faults(tmp_path, PLUGINS, "trainer.train_batch_size=30") == [
         "trainer.train_batch_size: 30 is not parameter_sync_step x ppo_mini_batch_size = 4 x 8 = 32"
     ]
 
 
-def test_as_many_prompts_as_one_update_takes_are_no_step_of_four_updates(tmp_path: Path) -> None:
+def test_train_batch_size_of_one_mini_batch_is_a_fault_with_parameter_sync_step_4(tmp_path: Path) -> None:
     sizes = ("trainer.train_batch_size=8", "trainer.ppo_mini_batch_size=8", "trainer.parameter_sync_step=4")
     assert faults(tmp_path, PLUGINS, *sizes) == [
         "trainer.train_batch_size: 8 is not parameter_sync_step x ppo_mini_batch_size = 4 x 8 = 32"
     ]
 
 
-def test_a_capacity_below_a_mini_batch_is_a_fault(tmp_path: Path) -> None:
+def test_capacity_below_the_mini_batch_size_is_a_fault(tmp_path: Path) -> None:
     assert faults(tmp_path, PLUGINS, "replay.capacity=7") == ["replay.capacity: 7 groups cannot hold a mini-batch of 8"]
     assert load(tmp_path, PLUGINS, "replay.capacity=8").replay.capacity == 8
 
 
-def test_all_faults_of_all_sections_are_found_at_once(tmp_path: Path) -> None:
+def test_faults_of_all_sections_are_reported_together(tmp_path: Path) -> None:
     found = faults(
         tmp_path,
         PLUGINS,
@@ -69,7 +69,7 @@ def test_resume_is_off_auto_or_a_path(tmp_path: Path) -> None:
     assert message.endswith("It is off, auto, or the path of a checkpoint or of a run with checkpoints.")
 
 
-def test_to_resume_needs_a_plugin_that_restores(tmp_path: Path) -> None:
+def test_resume_without_the_checkpoint_plugin_is_a_fault(tmp_path: Path) -> None:
     (message,) = faults(tmp_path, PLUGINS, "run.resume=auto")
     assert message == "run.resume: 'auto' (str), but no plugin restores a checkpoint. Add checkpoint to the plugins."
 
@@ -83,7 +83,7 @@ def test_a_missing_section_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_the_run_is_named_after_the_file_and_kept_under_the_working_directory(
+def test_run_name_defaults_to_the_file_name_and_run_dir_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,7 +92,7 @@ def test_the_run_is_named_after_the_file_and_kept_under_the_working_directory(
     assert load(tmp_path, PLUGINS, "run.dir=elsewhere", "run.name=x").run.dir == tmp_path / "elsewhere"
 
 
-# Written and read again
+# Dump and load
 
 
 def test_a_dumped_configuration_loads_as_an_equal_one(tmp_path: Path) -> None:
@@ -117,7 +117,9 @@ VALUES = st.recursive(
 
 @settings(max_examples=15, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z]\w{0,8}", fullmatch=True), VALUES))
-def test_any_plain_options_survive_a_dump(tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]) -> None:
+def test_dumped_plain_options_load_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]
+) -> None:
     config = config_from_mapping(yaml.safe_load(TWO), name="config")
     entry = attrs.evolve(config.plugins[0], options={"params": options})
     config = attrs.evolve(config, plugins=(entry, *config.plugins[1:]))
@@ -125,7 +127,7 @@ def test_any_plain_options_survive_a_dump(tmp_path_factory: pytest.TempPathFacto
     assert load_config(path) == config
 
 
-# Whatever stands in a file
+# Arbitrary values
 
 WHOLE = yaml.safe_load(
     PLUGINS.replace("weight_sync]", "{use: weight_sync, priority: {step_end: 300}}, {use: validation, every: 5}]")
@@ -146,7 +148,7 @@ def paths(data: object, above: tuple[object, ...] = ()) -> Iterator[tuple[object
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(list(paths(WHOLE))), st.sampled_from(ODD)), min_size=1, max_size=2))
-def test_whatever_stands_in_a_file_it_loads_or_every_fault_is_shown_once(odd: list[tuple[tuple, object]]) -> None:
+def test_arbitrary_values_load_or_report_each_fault_once(odd: list[tuple[tuple, object]]) -> None:
     data = copy.deepcopy(WHOLE)
     for (*above, key), value in sorted(odd, key=lambda pair: -len(pair[0])):
         functools.reduce(operator.getitem, above, data)[key] = copy.deepcopy(value)
