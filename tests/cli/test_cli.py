@@ -40,7 +40,7 @@ def test_plan_prints_every_signal_with_its_handlers_and_imports_no_torch() -> No
     )
 
 
-def test_the_module_runs_like_the_command() -> None:
+def test_python_m_hooktrainer_runs_the_command() -> None:
     done = python("-m", "hooktrainer", "plan", str(ROOT / "nowhere.yaml"))
     assert done.returncode == 2
     assert done.stdout == ""
@@ -69,7 +69,7 @@ def test_a_misspelt_option_of_a_plugin_exits_2(capsys: pytest.CaptureFixture[str
     assert line.endswith("Did you mean 'every'?")
 
 
-def test_a_plan_that_reads_before_it_is_made_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_with_a_read_before_the_write_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", QUICKSTART, "plugins.log_after_collect.priority={step_end: 250}"]) == 2
     assert "reads 'metrics.row' before metric_aggregation.reduce" in capsys.readouterr().err
 
@@ -83,7 +83,7 @@ def test_later_files_and_overrides_may_come_in_any_order(tmp_path: Path, capsys:
     assert "staleness" not in out
 
 
-def test_no_plugins_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_plugins_are_warned_about_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", QUICKSTART, "plugins=[]"]) == 0
     first, second = capsys.readouterr().err.splitlines()
     assert first == "warning: no plugin is enabled: nothing logs, and nothing syncs weights"
@@ -147,7 +147,7 @@ def test_plugins_shows_the_options_of_a_section(section: str, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("name", ["validation", "nowhere:Mine", "mine.py"])
-def test_plugins_of_what_cannot_be_used_exits_2(
+def test_plugins_with_an_unusable_name_exits_2(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = "hooktrainer_plugins.validation"
@@ -165,7 +165,7 @@ def test_plugins_refuses_an_unknown_name_with_a_suggestion(capsys: pytest.Captur
     assert err.endswith(" Did you mean 'validation'?\n")
 
 
-def test_a_closed_pipe_ends_a_command_without_a_word() -> None:
+def test_closed_pipe_ends_a_command_without_a_message() -> None:
     code = "import sys; from hooktrainer.cli import main; sys.stdin.read(); sys.exit(main(['plugins']))"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -204,7 +204,7 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_command_raises_becomes_a_message_and_an_exit_code(
+def test_error_of_a_command_becomes_a_message_and_an_exit_code(
     error: BaseException, code: int, err: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hooktrainer.cli.plugins.run", _raising(error))
@@ -215,7 +215,7 @@ def test_what_a_command_raises_becomes_a_message_and_an_exit_code(
 @pytest.mark.parametrize(
     "error", [_noted(ValueError("odd"), "in my_plugin"), _caused(StarvedError("dead"), ValueError("odd"))]
 )
-def test_what_somebodys_code_raised_is_shown_with_its_traceback(
+def test_unexpected_error_is_shown_with_its_traceback(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hooktrainer.cli.plugins.run", _raising(error))
@@ -235,7 +235,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["fti"], ["fit"], ["plan", "--verbose"]])
-def test_a_command_line_that_is_none_exits_2(arguments: list[str]) -> None:
+def test_invalid_command_line_exits_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2

@@ -46,7 +46,7 @@ def rows(run: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("engine", ["inline", "thread"])
-def test_a_run_leaves_its_config_its_plan_and_one_row_a_step(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_writes_its_config_its_plan_and_one_row_per_step(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", f"{engine}.yaml", "trainer.num_warmup_batches=1"]) == 0
 
     assert sorted(path.name for path in Path("runs", engine).iterdir()) == ["config.yaml", "metrics.jsonl", "plan.txt"]
@@ -63,7 +63,7 @@ def test_a_run_leaves_its_config_its_plan_and_one_row_a_step(engine: str, capsys
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
 
 
-def test_the_synchronous_run_repeats_bit_for_bit_and_every_staleness_is_one() -> None:
+def test_synchronous_run_is_reproducible_and_has_staleness_1() -> None:
     finals = []
     for _ in range(2):
         trainer = build_trainer(load_config("inline.yaml"))
@@ -80,7 +80,7 @@ def test_the_synchronous_run_repeats_bit_for_bit_and_every_staleness_is_one() ->
         }
 
 
-def test_a_second_run_keeps_the_first_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_second_run_renames_the_directory_of_the_first_and_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
     main(["fit", "inline.yaml", "seed=1", "trainer.total_steps=1"])
     main(["fit", "inline.yaml", "seed=2", "trainer.total_steps=1"])
 
@@ -89,7 +89,7 @@ def test_a_second_run_keeps_the_first_and_says_so_once(caplog: pytest.LogCapture
     assert sum("renamed to inline.1" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_data_that_ends_closes_the_last_cycle() -> None:
+def test_end_of_the_data_completes_the_last_step() -> None:
     assert main(["fit", "thread.yaml", "task.size=18", "trainer.total_steps=null"]) == 0
 
     assert [row["step"] for row in rows("thread")] == [1, 2, 3]
@@ -97,7 +97,7 @@ def test_data_that_ends_closes_the_last_cycle() -> None:
     assert rows("thread")[-1]["val/score/mean"] >= 0
 
 
-def test_epochs_are_joined() -> None:
+def test_step_may_span_two_epochs() -> None:
     assert main(["fit", "inline.yaml", "task.size=8", "trainer.total_epochs=2", "trainer.total_steps=null"]) == 0
 
     assert [row["step"] for row in rows("inline")] == [1, 2]
@@ -119,7 +119,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", list(BAD), ids=[line.partition("\n")[0][:40] for line in BAD])
-def test_a_wrong_config_exits_2_says_why_and_leaves_no_run_behind(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_config_exits_2_with_a_reason_and_creates_no_run(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("bad.yaml").write_text(bad + "\n")
 
     assert main(["fit", "inline.yaml", "bad.yaml"]) == 2
@@ -130,7 +130,7 @@ def test_a_wrong_config_exits_2_says_why_and_leaves_no_run_behind(bad: str, caps
     assert not Path("runs").exists()
 
 
-def test_a_run_that_nobody_syncs_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_weight_sync_is_refused_before_components_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hooktrainer.run.build._ports", lambda *_: pytest.fail("something was built"))
 
     with pytest.warns(ConfigWarning):
@@ -152,7 +152,7 @@ def test_both_commands_show_the_faults_of_all_phases(command: str, capsys: pytes
     ]  # fmt: skip
 
 
-def test_a_place_that_cannot_be_written_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_dir_that_cannot_be_created_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("")
 
     assert main(["fit", "inline.yaml", "run.dir=file/below"]) == 2
@@ -164,7 +164,7 @@ def no_number(rewards: torch.Tensor) -> torch.Tensor:
     return torch.full_like(rewards, float("nan"))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_before_the_update_with_one_message(
+def test_non_finite_loss_fails_the_run_before_the_update_with_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patched:
@@ -178,7 +178,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update_with_one_mess
     assert main(["fit", "inline.yaml", "trainer.total_steps=1"]) == 0
 
 
-def test_the_weights_stay_as_they_were_before_an_update_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_update_leaves_the_weights_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hooktrainer.algorithms.advantages.grpo", no_number)
     trainer = build_trainer(load_config("inline.yaml"))
     before = {name: tensor.clone() for name, tensor in trainer.ports.learner.weights().items()}
@@ -190,7 +190,7 @@ def test_the_weights_stay_as_they_were_before_an_update_that_is_not_finite(monke
 
 
 @pytest.mark.parametrize("score", ["nan", "inf", "1.5", "None", "'0.5'", "[1]"])
-def test_a_score_that_is_none_is_named_with_its_answer(score: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_score_is_reported_with_its_answer(score: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd.py").write_text(
         "import attrs\nfrom math import inf, nan\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
         f"@attrs.frozen(kw_only=True)\nclass Odd(SortDigits):\n    def score(self, *_):\n        return {score}\n"
@@ -204,7 +204,7 @@ def test_a_score_that_is_none_is_named_with_its_answer(score: str, capsys: pytes
 
 
 @pytest.mark.parametrize(("code", "exits"), [("0", 1), ("", 1), ("3", 3)])
-def test_a_plugin_that_leaves_is_no_success_and_is_named(
+def test_plugin_that_calls_sys_exit_fails_the_run_and_is_named(
     code: str, exits: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("leaver.py").write_text(
@@ -219,7 +219,7 @@ def test_a_plugin_that_leaves_is_no_success_and_is_named(
     assert "raised by plugin 'leaver' (plugins[1]): Leaver.start on step_start" in capsys.readouterr().err
 
 
-def test_a_plugin_that_leaves_when_it_is_imported_is_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugin_that_calls_sys_exit_on_import_is_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
     Path("leaver.py").write_text("import sys\nsys.exit(0)\n")
     Path("more.yaml").write_text("plugins: [weight_sync, 'leaver.py:Leaver']\n")
 
@@ -228,7 +228,7 @@ def test_a_plugin_that_leaves_when_it_is_imported_is_a_fault(capsys: pytest.Capt
     assert "plugins[1]" in capsys.readouterr().err
 
 
-def test_a_second_run_of_a_name_is_refused_while_the_first_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_with_the_name_of_an_active_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     first = build_trainer(load_config("inline.yaml"))
 
     assert main(["fit", "inline.yaml"]) == 2
@@ -238,7 +238,7 @@ def test_a_second_run_of_a_name_is_refused_while_the_first_goes_on(capsys: pytes
     assert main(["fit", "inline.yaml"]) == 0
 
 
-def test_too_few_held_out_prompts_are_known_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_held_out_prompts_are_refused_before_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "inline.yaml", "plugins.validation.size=5000"]) == 2
 
     said = capsys.readouterr().err
@@ -246,13 +246,13 @@ def test_too_few_held_out_prompts_are_known_before_any_work(capsys: pytest.Captu
     assert "0 steps complete" in said
 
 
-def test_an_override_may_be_longer_than_a_path() -> None:
+def test_override_longer_than_the_path_limit_is_accepted() -> None:
     plugins = ", ".join(["metric_aggregation", "weight_sync", *(f"{{use: validation, name: v{i}}}" for i in range(9))])
 
     assert main(["plan", "inline.yaml", f"plugins=[{plugins}]"]) == 0
 
 
-def test_a_plugin_beside_the_yaml_is_used_by_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugin_file_is_found_relative_to_the_yaml(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(
         "import attrs\nfrom hooktrainer import Plugin, Priority, on\nfrom hooktrainer.events import StepEnd\n\n"
         "@attrs.define\nclass StopAt(Plugin):\n    '''Stops.'''\n\n    step: int = 1\n    '''When.'''\n\n"
@@ -291,7 +291,7 @@ def test_an_error_in_a_plugin_keeps_its_traceback_and_names_the_plugin(capsys: p
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [(signal.SIGTERM, 143), (signal.SIGHUP, 129)]),
     ],
 )
-def test_a_signal_ends_the_run_cleanly_with_whole_rows(number: signal.Signals, code: int) -> None:
+def test_signal_ends_the_run_with_complete_rows(number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-u", "-m", "hooktrainer", "fit", "thread.yaml", "trainer.total_steps=1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None

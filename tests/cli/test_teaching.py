@@ -52,19 +52,19 @@ def bus() -> FakeBus:
         (lambda: check_order_independent([EarlyStop]), r'entries as in YAML, .*{"use": "package.module:EarlyStop"}'),
     ],
 )
-def test_a_misuse_of_the_test_kit_is_a_type_error_with_the_way_out(misuse: Callable[[], object], message: str) -> None:
+def test_misuse_of_the_test_kit_is_a_type_error_with_a_fix(misuse: Callable[[], object], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         misuse()
 
 
-def test_data_that_a_built_in_plugin_makes_is_missing_with_a_stand_in_at_hand() -> None:
+def test_missing_data_of_a_built_in_plugin_suggests_provides() -> None:
     with pytest.raises(PlanError) as caught:
         FakeBus(EarlyStop())
     (note,) = caught.value.__notes__
     assert note.endswith('provides=["metrics.row"]')
 
 
-def test_a_metric_that_the_test_did_not_give_is_missing_with_the_way_to_give_it() -> None:
+def test_missing_metric_in_a_test_explains_how_to_pass_it() -> None:
     with pytest.raises(MissingMetricError, match="actor/ppo_kl") as caught:
         bus().fire(StepEnd)
     assert caught.value.__notes__[-1].endswith('fire(StepEnd, row={"...": 1.0})')
@@ -78,7 +78,7 @@ def test_a_metric_that_the_test_did_not_give_is_missing_with_the_way_to_give_it(
     check_order_independent(entries, metrics=lambda update: {"actor/ppo_kl": 0.1 * update})
 
 
-def test_a_priority_before_the_first_band_is_refused_in_a_sentence() -> None:
+def test_priority_before_the_first_band_is_refused() -> None:
     @attrs.define
     class Early(Plugin):
         @on(StepEnd, priority=50)
@@ -89,7 +89,7 @@ def test_a_priority_before_the_first_band_is_refused_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("metric", [Mean(1.0), Sum(2.0)])
-def test_a_metric_where_a_number_is_meant_says_what_it_is(metric: object) -> None:
+def test_metric_object_in_place_of_a_number_is_an_error_that_names_its_type(metric: object) -> None:
     kind = type(metric).__name__
     with pytest.raises(
         MetricError, match=rf"^metric 'a': expected a number, found a {kind}; read its \.value, or pass the {kind}"
