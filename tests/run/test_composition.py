@@ -30,19 +30,19 @@ def test_entries_carry_name_address_and_priority_in_the_order_of_the_list(tmp_pa
     ]
 
 
-def test_every_plugin_needs_a_name_of_its_own(tmp_path: Path) -> None:
+def test_duplicate_plugin_name_is_a_fault(tmp_path: Path) -> None:
     (found,) = faults(tmp_path, BASE + "plugins: [weight_sync, validation, {use: validation, every: 1}]")
     assert found == (
         "plugins[2]: plugins[1] is named 'validation' too; the names of plugins must differ: `name: validation_2`"
     )
 
 
-def test_a_disabled_namesake_is_no_fault(tmp_path: Path) -> None:
+def test_duplicate_name_of_a_disabled_plugin_is_accepted(tmp_path: Path) -> None:
     config = load(tmp_path, BASE + "plugins: [weight_sync, {use: weight_sync, enabled: false}]")
     assert [entry.address for entry in composition_of(config).plan.plugins] == ["plugins[0]"]
 
 
-def test_what_a_plugin_says_of_the_run_is_a_fault_with_its_address(tmp_path: Path) -> None:
+def test_sentence_of_plugin_check_is_a_fault_with_the_address_of_the_plugin(tmp_path: Path) -> None:
     text = BASE + f"plugins: [{{use: '{PROBE}', rank: 64}}]\n"
     sentence = "plugins[0]: rank 64 is above train_batch_size 32"
     assert faults(tmp_path, text) == [sentence]
@@ -50,7 +50,7 @@ def test_what_a_plugin_says_of_the_run_is_a_fault_with_its_address(tmp_path: Pat
     assert faults(tmp_path, text, "optim.lr=0") == ["optim.lr: 'lr' must be > 0.0: 0.0"]
 
 
-def test_named_ports_take_registered_names(tmp_path: Path) -> None:
+def test_named_ports_accept_registered_names(tmp_path: Path) -> None:
     def sinks(text: str) -> object:
         config = load(tmp_path, BASE + f"plugins: [{{use: log_after_collect, sinks: {text}}}, metric_aggregation]")
         return composition_of(config).plan.plugins[0].plugin.sinks
@@ -103,7 +103,7 @@ def test_faults_of_all_phases_are_shown_once_in_the_order_of_the_sections(tmp_pa
         assert list(dict.fromkeys(sections)) == ["sead", *[name for name in SECTIONS if name in sections]]
 
 
-def test_a_configuration_made_in_python_is_held_to_the_same(tmp_path: Path) -> None:
+def test_config_changed_in_python_is_validated_again(tmp_path: Path) -> None:
     config = load(tmp_path, PLUGINS)
     config = attrs.evolve(
         config, model=Use(use="decoder", options={"layers": 0}), trainer=attrs.evolve(config.trainer, total_steps=None)
@@ -137,7 +137,7 @@ class Demanding(Plugin):
     sinks: Sequence[Sink] = port(named=True)
 
 
-def test_a_plugin_that_cannot_be_built_still_has_its_ports_checked(tmp_path: Path) -> None:
+def test_ports_of_a_plugin_that_cannot_be_built_are_checked(tmp_path: Path) -> None:
     text = BASE + f"plugins: [weight_sync, {{use: '{__name__}:Demanding', sinks: [jsonl, jsonl]}}, log_after_collect]"
     assert faults(tmp_path, text) == [
         "plugins[1].size: missing; a value is required (int)",
@@ -145,13 +145,13 @@ def test_a_plugin_that_cannot_be_built_still_has_its_ports_checked(tmp_path: Pat
     ]
 
 
-def test_what_nobody_makes_is_no_fault_while_a_plugin_is_missing(tmp_path: Path) -> None:
+def test_missing_data_is_no_fault_while_a_plugin_entry_is_faulty(tmp_path: Path) -> None:
     for item in ("metric_agregation", "{ue: metric_aggregation}", ""):
         (found,) = faults(tmp_path, BASE + f"plugins: [weight_sync, log_after_collect, {item or 'null'}]")
         assert found.startswith("plugins[2]: ")
 
 
-def test_a_priority_is_a_number_and_the_fault_lists_the_bands(tmp_path: Path) -> None:
+def test_priority_by_band_name_is_a_fault_that_lists_the_bands(tmp_path: Path) -> None:
     (found,) = faults(tmp_path, PLUGINS, "plugins.weight_sync.priority={step_end: SYNC}")
     assert found == (
         "plugins[1].priority.step_end: expected int, found 'SYNC' (str). The bands are PREPARE 100, COLLECT 200, "
@@ -159,7 +159,7 @@ def test_a_priority_is_a_number_and_the_fault_lists_the_bands(tmp_path: Path) ->
     )
 
 
-def test_an_override_of_a_key_with_a_dot_is_told_how_to_write_it(tmp_path: Path) -> None:
+def test_override_of_a_key_with_a_dot_is_a_fault_that_shows_the_syntax(tmp_path: Path) -> None:
     override = "plugins.metric_aggregation.rules.timing_s/a.b=last"
     (found,) = faults(tmp_path, PLUGINS, override)
     assert found.startswith(
@@ -170,7 +170,7 @@ def test_an_override_of_a_key_with_a_dot_is_told_how_to_write_it(tmp_path: Path)
     assert load(tmp_path, PLUGINS, remedy).plugins[0].options == {"rules": {"timing_s/a.b": "last"}}
 
 
-def test_a_run_without_an_end_is_a_fault_with_both_ways_out(tmp_path: Path) -> None:
+def test_run_without_an_end_is_a_fault_that_names_both_fixes(tmp_path: Path) -> None:
     (found,) = faults(tmp_path, PLUGINS, "trainer.total_steps=")
     assert found.startswith("trainer.total_steps: missing, and the task never ends; set trainer.total_steps, or ")
     assert "task.size" in found
@@ -220,7 +220,7 @@ def _raise(error: str) -> None:
         ("AttributeError", ["plugins[1]: AttributeError: no attribute ("]),
     ],
 )
-def test_what_a_plugin_raises_is_a_fault_with_its_address(
+def test_error_raised_by_a_plugin_is_a_fault_with_its_address(
     tmp_path: Path, place: str, error: str, messages: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -242,15 +242,15 @@ def test_what_a_plugin_raises_is_a_fault_with_its_address(
         ("3", ["plugins[0]: 'int' object is not iterable"]),
     ],
 )
-def test_what_check_gives_is_one_fault_a_sentence(tmp_path: Path, said: str, messages: list[str]) -> None:
+def test_check_returns_one_fault_per_sentence(tmp_path: Path, said: str, messages: list[str]) -> None:
     assert faults(tmp_path, BASE + f"plugins: [{{use: '{__name__}:Raising', said: {said}}}]") == messages
 
 
-def test_a_check_that_says_nothing_finds_nothing(tmp_path: Path) -> None:
+def test_check_that_returns_none_adds_no_fault(tmp_path: Path) -> None:
     assert load(tmp_path, BASE + f"plugins: [{{use: '{__name__}:Raising', said: null}}]")
 
 
-def test_a_check_that_stumbles_over_another_fault_is_not_heard(tmp_path: Path) -> None:
+def test_error_in_check_is_ignored_if_the_config_has_other_faults(tmp_path: Path) -> None:
     text = BASE + f"plugins: [{{use: '{__name__}:Raising', checked: KeyError}}]"
     assert faults(tmp_path, text, "rollout.n=many") == ["rollout.n: expected int, found 'many' (str)"]
 
@@ -261,7 +261,7 @@ def test_every_shipped_configuration_composes(path: Path) -> None:
     assert "weight_sync" in [entry.name for entry in parts.plan.plugins]
 
 
-def test_a_port_that_no_run_offers_is_a_fault_before_anything_is_built(tmp_path: Path) -> None:
+def test_port_of_an_unavailable_type_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(
         "import attrs\nfrom hooktrainer import Plugin, port\nfrom hooktrainer.ports import Learner\n\n\n"
         "@attrs.define(kw_only=True)\nclass Odd(Plugin):\n    '''Odd.'''\n\n"

@@ -13,14 +13,14 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.run.directory import RunDirectory
 
 
-def test_it_holds_the_files(tmp_path: Path) -> None:
+def test_new_run_directory_has_the_given_files(tmp_path: Path) -> None:
     RunDirectory(tmp_path / "runs" / "a", {"plan.txt": "plan"}).release()
 
     assert (tmp_path / "runs" / "a" / "plan.txt").read_text() == "plan"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
 
 
-def test_earlier_runs_are_kept_under_the_next_free_number_and_that_is_said(
+def test_earlier_run_is_renamed_to_the_next_free_number_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "hooktrainer"):
@@ -32,7 +32,7 @@ def test_earlier_runs_are_kept_under_the_next_free_number_and_that_is_said(
     assert [record.getMessage().rpartition("renamed to ")[2] for record in caplog.records] == ["a.1", "a.2"]
 
 
-def test_a_place_that_cannot_be_written_is_a_fault_of_the_configuration_and_leaves_nothing(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_a_config_error_and_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigError, match=r"run: the run directory .* cannot be created: File exists"):
@@ -44,9 +44,7 @@ def test_a_place_that_cannot_be_written_is_a_fault_of_the_configuration_and_leav
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "file"]
 
 
-def test_a_run_that_cannot_take_its_place_leaves_the_earlier_one_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_creation_keeps_the_earlier_run_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RunDirectory(tmp_path / "a", {"plan.txt": "1"}).release()
     rename = Path.rename
 
@@ -63,7 +61,7 @@ def test_a_run_that_cannot_take_its_place_leaves_the_earlier_one_in_it(
     assert {path.name: (path / "plan.txt").read_text() for path in tmp_path.iterdir()} == {"a": "1"}
 
 
-def test_two_runs_of_one_name_do_not_share_a_directory(tmp_path: Path) -> None:
+def test_directory_of_an_active_run_is_refused(tmp_path: Path) -> None:
     first = RunDirectory(tmp_path / "a", {"plan.txt": "1"})
 
     with pytest.raises(ConfigError, match=r"run.name: another run is using .*/a. Wait for it"):
@@ -76,7 +74,7 @@ def test_two_runs_of_one_name_do_not_share_a_directory(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.1", "b"]
 
 
-def test_a_link_to_a_run_is_that_run(tmp_path: Path) -> None:
+def test_symlink_to_an_active_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real" / "checkpoints" / "step_00000001").mkdir(parents=True)
     (tmp_path / "alias").symlink_to("real")
     first = RunDirectory(tmp_path / "real", {}, "auto")
@@ -86,7 +84,7 @@ def test_a_link_to_a_run_is_that_run(tmp_path: Path) -> None:
     first.release()
 
 
-def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+def test_killed_run_releases_its_directory(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom hooktrainer.run.directory import RunDirectory\n"
         f"kept = RunDirectory(Path({str(tmp_path)!r}) / 'a', {{}})\nos.kill(os.getpid(), signal.SIGKILL)"
@@ -97,7 +95,7 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.1"]
 
 
-def test_a_run_that_goes_on_keeps_its_directory_and_replaces_its_files(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_directory_and_replaces_the_given_files(tmp_path: Path) -> None:
     run = tmp_path / "a"
     RunDirectory(run, {"plan.txt": "1"}).release()
     (run / "checkpoints" / "step_00000001").mkdir(parents=True)
@@ -115,14 +113,14 @@ def test_a_run_that_goes_on_keeps_its_directory_and_replaces_its_files(tmp_path:
 
 
 @pytest.mark.parametrize("resume", ["auto", Path("elsewhere")])
-def test_what_a_run_does_not_go_on_from_is_kept_under_another_name(tmp_path: Path, resume: object) -> None:
+def test_run_that_is_not_resumed_is_renamed(tmp_path: Path, resume: object) -> None:
     RunDirectory(tmp_path / "a", {"plan.txt": "1"}).release()
     RunDirectory(tmp_path / "a", {"plan.txt": "2"}, resume).release()
 
     assert (tmp_path / "a.1" / "plan.txt").read_text() == "1"
 
 
-def test_an_empty_directory_is_used(tmp_path: Path) -> None:
+def test_empty_directory_is_reused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     RunDirectory(tmp_path / "a", {"plan.txt": "1"}, "auto").release()
 

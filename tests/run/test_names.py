@@ -69,7 +69,7 @@ def test_an_unknown_name_is_refused_with_the_registered_ones_and_the_closest(kin
         kind.check_name(f"{name}x")
 
 
-def test_a_file_needs_the_name_of_an_object_in_it(kind: Kind[Any]) -> None:
+def test_file_without_the_name_of_an_object_is_refused(kind: Kind[Any]) -> None:
     assert refusal(kind, "mine.py").startswith(f"'mine.py' is a file; append the name of the {kind.thing} in it")
 
 
@@ -122,7 +122,7 @@ def test_a_name_in_an_override_is_relative_to_the_working_directory(
     assert config.plugins[2].options["sinks"] == [f"{tmp_path}/mine.py:Good"]
 
 
-def test_an_option_that_is_no_name_stays_as_it_is_written(tmp_path: Path) -> None:
+def test_text_option_that_looks_like_a_file_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from hooktrainer.ports import Strategy\n\n\nclass Mine(Strategy):\n    '''Mine.'''\n"
     )

@@ -69,7 +69,7 @@ def test_load_config_and_build_trainer_compose_once(path: Path) -> None:
     assert CALLS == ONCE
 
 
-def test_a_mapping_is_composed_once_too() -> None:
+def test_config_from_mapping_composes_once() -> None:
     named = {"task": "sort_digits", "model": "decoder", "rollout": "inline", "plugins": [f"{__name__}:Counted"]}
     sizes = {"total_steps": 1, "train_batch_size": 2, "ppo_mini_batch_size": 2}
     composition_of(config_from_mapping({**named, "trainer": sizes}))
@@ -77,19 +77,19 @@ def test_a_mapping_is_composed_once_too() -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "fit"])
-def test_a_command_composes_once(command: str, path: Path) -> None:
+def test_commands_compose_once(command: str, path: Path) -> None:
     assert main([command, str(path)]) == 0
     assert CALLS == ONCE
 
 
-def test_a_second_trainer_gets_plugins_of_its_own(path: Path) -> None:
+def test_second_trainer_has_separate_plugins(path: Path) -> None:
     config = load_config(path)
     plugins = [*plugins_of(config), *plugins_of(config)]
     assert CALLS == {"plugins": 2, "plans": 2}
     assert len(set(map(id, plugins))) == len(plugins) == 6
 
 
-def test_an_evolved_configuration_is_composed_anew(path: Path) -> None:
+def test_evolved_configuration_is_composed_again(path: Path) -> None:
     config = load_config(path)
     evolved = attrs.evolve(config, seed=3)
     assert composition_of(evolved).config.seed == 3
@@ -123,7 +123,7 @@ def test_a_shallow_copy_with_another_seed_is_composed_from_that_seed(path: Path)
     assert composition_of(config).config.seed == 77
 
 
-def test_a_composition_is_for_one_run(path: Path) -> None:
+def test_composition_used_for_a_second_run_is_refused(path: Path) -> None:
     composition = composition_of(load_config(path))
     build_trainer(composition).fit()
 

@@ -73,20 +73,20 @@ def refusal(use: str, kind: str = "plugins") -> str:
     return str(caught.value)
 
 
-def test_every_registered_name_leads_to_a_class_that_can_be_used() -> None:
+def test_every_registered_name_resolves_to_its_target() -> None:
     for kind in KINDS:
         assert KINDS[kind]
         for name, registered in KINDS[kind].items():
             assert KINDS[kind].resolve(name).__qualname__ == registered.target.rpartition(":")[2]
 
 
-def test_registered_names_are_sorted_and_say_who_registers_them() -> None:
+def test_registered_names_are_sorted_and_have_their_distribution() -> None:
     assert list(KINDS["plugins"]) == sorted(KINDS["plugins"])
     assert KINDS["plugins"]["weight_sync"].target == "hooktrainer_plugins.weight_sync:WeightSync"
     assert KINDS["plugins"]["weight_sync"].distribution == "hooktrainer"
 
 
-def test_an_unknown_name_is_refused_with_what_there_is() -> None:
+def test_unknown_name_is_refused_with_the_registered_names() -> None:
     message = refusal("stalenes")
     assert message.startswith("no plugin has the name 'stalenes'; there are ")
     assert message.endswith(" Did you mean 'staleness'?")
@@ -94,12 +94,12 @@ def test_an_unknown_name_is_refused_with_what_there_is() -> None:
     assert refusal("sort_digit", "tasks").startswith("no task has the name 'sort_digit'")
 
 
-def test_a_module_and_a_class_name_a_plugin() -> None:
+def test_plugin_is_resolved_by_module_and_class() -> None:
     by_module = KINDS["plugins"].resolve("hooktrainer_plugins.validation:Validation")
     assert by_module is KINDS["plugins"].resolve("validation")
 
 
-def test_a_module_that_does_not_exist_is_told_from_one_that_fails(
+def test_missing_module_is_distinguished_from_a_failing_one(
     write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write("broken_module.py", "import attrs\nimport not_installed_anywhere\n").parent
@@ -113,7 +113,7 @@ def test_a_module_that_does_not_exist_is_told_from_one_that_fails(
     assert refusal("raising_module:Mine").startswith("importing raising_module failed: ZeroDivisionError: ")
 
 
-def test_what_a_module_raised_is_the_cause_of_the_error(write: Callable[[str, str], Path]) -> None:
+def test_error_of_a_module_is_the_cause_of_the_config_error(write: Callable[[str, str], Path]) -> None:
     path = write("raises.py", "import attrs\n\n\ndef f():\n    raise KeyError('k')\n\n\nf()\n")
     with pytest.raises(ConfigError, match=r"raises\.py failed: KeyError: 'k' \(.*raises\.py, line 5\)$") as caught:
         KINDS["plugins"].resolve(f"{path}:Mine")
@@ -138,12 +138,12 @@ def test_a_file_is_executed_once_and_its_classes_can_be_pickled(write: Callable[
     assert pickle.loads(pickle.dumps(mine(every=5))) == mine(every=5)
 
 
-def test_two_files_of_one_name_are_two_modules(write: Callable[[str, str], Path]) -> None:
+def test_files_with_one_name_in_two_folders_are_two_modules(write: Callable[[str, str], Path]) -> None:
     first, second = write("a/mine.py", PLUGIN), write("b/mine.py", PLUGIN)
     assert KINDS["plugins"].resolve(f"{first}:Mine") is not KINDS["plugins"].resolve(f"{second}:Mine")
 
 
-def test_a_file_beside_the_yaml_is_found_from_any_directory(
+def test_file_relative_to_the_yaml_is_found_from_any_directory(
     write: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("a/mine.py", PLUGIN)
@@ -168,13 +168,13 @@ def test_a_file_beside_the_yaml_is_found_from_any_directory(
         ("Forgotten", "is not an attrs class, so it has no options: write @attrs.define above it"),
     ],
 )
-def test_a_class_that_is_no_plugin_is_refused_with_the_way_out(
+def test_class_that_is_not_a_plugin_is_refused_with_a_fix(
     write: Callable[[str, str], Path], name: str, message: str
 ) -> None:
     assert refusal(f"{write('mine.py', PLUGIN)}:{name}").endswith(message)
 
 
-def test_a_file_that_is_not_there_is_refused_with_the_closest_one(write: Callable[[str, str], Path]) -> None:
+def test_missing_file_is_refused_with_a_suggestion(write: Callable[[str, str], Path]) -> None:
     path = write("mine.py", PLUGIN)
     assert (
         refusal(f"{path.parent / 'mime.py'}:Mine")
@@ -182,13 +182,13 @@ def test_a_file_that_is_not_there_is_refused_with_the_closest_one(write: Callabl
     )
 
 
-def test_a_file_without_a_class_is_told_to_name_one() -> None:
+def test_file_without_a_class_name_is_refused_with_an_example() -> None:
     assert refusal("early_row.py") == (
         "'early_row.py' is a file; append the name of the class in it, as in early_row.py:MyClass"
     )
 
 
-def test_an_attribute_without_a_type_is_no_option_and_the_fault_says_how_it_becomes_one() -> None:
+def test_unannotated_attribute_as_option_is_a_fault_that_shows_the_annotation() -> None:
     plugins = [{"use": f"{__name__}:Untyped", "limit": 5}]
     with pytest.raises(ConfigError, match=r"limit: int = 3") as caught:
         config_from_mapping(yaml.safe_load(RUN) | {"plugins": plugins})
@@ -235,7 +235,7 @@ class TwoMore(DistributionFinder):
         return map(PathDistribution, self._folder.iterdir())
 
 
-def test_a_name_that_two_distributions_register_is_refused_with_both(
+def test_name_registered_by_two_distributions_is_refused_and_both_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, TwoMore(tmp_path)])

@@ -55,9 +55,7 @@ def with_sinks(*sinks: str) -> dict[str, object]:
     return RUN | {"plugins": plugins}
 
 
-def test_a_sink_is_named_by_its_class_in_a_module_or_in_a_file_beside_the_working_directory(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sink_is_resolved_by_name_module_or_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names = ("console", "odd_sinks:Good", "odd_sinks.py:Good")
     config = config_from_mapping(with_sinks(*names))
@@ -82,7 +80,7 @@ def test_a_sink_is_named_by_its_class_in_a_module_or_in_a_file_beside_the_workin
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_a_sink_that_could_not_be_made_is_a_fault_of_the_configuration(use: str, message: str) -> None:
+def test_sink_that_cannot_be_constructed_is_a_fault(use: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_mapping(with_sinks("console", f"odd_sinks:{use}"))
     assert str(caught.value).startswith("plugins[2].sinks[1]: ")
