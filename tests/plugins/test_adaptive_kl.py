@@ -36,7 +36,7 @@ def config_of(tmp_path: Path, *, kl_coeff: float = 0.1, **options: object) -> di
     }
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(AdaptiveKL)
 
 
@@ -53,14 +53,14 @@ def test_it_keeps_the_contract() -> None:
         (math.nan, 100, 1.0),
     ],
 )
-def test_the_coefficient_follows_the_divergence(key: str, divergence: float, samples: int, expected: float) -> None:
+def test_coefficient_follows_the_divergence(key: str, divergence: float, samples: int, expected: float) -> None:
     control = FakeKLControl(kl_coeff=0.5)
     bus = FakeBus(AdaptiveKL(target=0.2, horizon=1000, control=control), provides=["iteration.metrics"])
     bus.fire(IterationEnd, samples=samples, metrics={key: Mean(divergence, 1)})
     assert control.kl_coeff == pytest.approx(0.5 * expected)
 
 
-def test_plain_numbers_will_do_and_without_a_divergence_nothing_moves() -> None:
+def test_plain_numbers_are_accepted_and_a_missing_divergence_changes_nothing() -> None:
     control = FakeKLControl(kl_coeff=0.5)
     bus = FakeBus(AdaptiveKL(target=0.2, horizon=1000, control=control), provides=["iteration.metrics"])
     bus.fire(IterationEnd, samples=100, metrics={"actor/kl_loss": 3.0})  # follows loss_agg_mode
@@ -69,7 +69,7 @@ def test_plain_numbers_will_do_and_without_a_divergence_nothing_moves() -> None:
     assert control.kl_coeff == pytest.approx(0.5 * 1.02)
 
 
-def test_in_a_run_it_steers_the_learner(tmp_path: Path) -> None:
+def test_coefficient_of_the_learner_changes_in_a_run(tmp_path: Path) -> None:
     trainer = build_trainer(config_from_mapping(config_of(tmp_path, target=1e-6, horizon=16)))
     trainer.fit()
     rows = [json.loads(line) for line in (tmp_path / "kl" / "metrics.jsonl").read_text().splitlines()]
@@ -77,6 +77,6 @@ def test_in_a_run_it_steers_the_learner(tmp_path: Path) -> None:
     assert [row["actor/kl_coef"] for row in rows] == pytest.approx([0.08, 0.08 * 1.2**2, 0.08 * 1.2**4])
 
 
-def test_there_must_be_something_to_steer(tmp_path: Path) -> None:
+def test_kl_coeff_of_0_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"plugins\[3\]: .*algorithm.kl_coeff is 0"):
         composition_of(config_from_mapping(config_of(tmp_path, kl_coeff=0.0)))

@@ -13,7 +13,7 @@ from hooktrainer.run.registry import KINDS
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_all_plugins_that_are_registered_run_together_in_any_order_and_go_on(tmp_path: Path, backwards: bool) -> None:
+def test_all_registered_plugins_run_together_in_any_order_and_resume(tmp_path: Path, backwards: bool) -> None:
     options = {
         "nonfinite_guard": {"action": "rollback"},
         "loss_spike_guard": {"action": "rollback"},

@@ -1,4 +1,4 @@
-"""checkpoint on the fake bus: when it saves, what it keeps, and what becomes of a save that fails or is slow."""
+"""checkpoint on the fake bus: when it saves, which checkpoints it keeps, and failed or slow saves."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def steps(tmp_path: Path) -> list[int]:
     return sorted(int(path.name[-8:]) for path in (tmp_path / "checkpoints").glob("step_????????"))
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(Checkpoint)
 
 
 @pytest.mark.parametrize(
     ("option", "wrong"), [("every", 0), ("keep_last", 0), ("keep_last", -2), ("best_mode", "most")]
 )
-def test_wrong_options_are_refused(option: str, wrong: object) -> None:
+def test_invalid_options_are_refused(option: str, wrong: object) -> None:
     with pytest.raises(ValueError, match=str(wrong)):
         Checkpoint(**{option: wrong})
 
 
-def test_every_n_steps_and_the_last_one_are_saved(tmp_path: Path) -> None:
+def test_every_nth_step_and_the_last_step_are_saved(tmp_path: Path) -> None:
     bus, run = started(tmp_path, every=2, keep_last=-1)
     for step in range(1, 6):
         run.state["step"] = step
@@ -62,7 +62,7 @@ def test_every_n_steps_and_the_last_one_are_saved(tmp_path: Path) -> None:
     assert (again.step, again.state) == (5, {"step": 5})
 
 
-def test_an_end_in_the_middle_of_a_step_saves_the_complete_one_from_memory(tmp_path: Path) -> None:
+def test_interruption_within_a_step_saves_the_last_complete_step_from_memory(tmp_path: Path) -> None:
     bus, run = started(tmp_path, every=10)
     run.state["step"] = 1
     bus.fire(StepEnd, step=1, row={})
@@ -72,7 +72,7 @@ def test_an_end_in_the_middle_of_a_step_saves_the_complete_one_from_memory(tmp_p
     assert Store(tmp_path / "checkpoints").load_newest().snapshot.parts["state"] == {"step": 1}
 
 
-def test_without_the_copy_in_memory_such_an_end_says_that_the_step_is_not_saved(
+def test_without_in_memory_an_interruption_logs_that_the_last_step_is_not_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus, run = started(tmp_path, every=2, in_memory=False)
@@ -86,7 +86,7 @@ def test_without_the_copy_in_memory_such_an_end_says_that_the_step_is_not_saved(
 
 
 @pytest.mark.parametrize("status", ["completed", "stopped"])
-def test_without_the_copy_in_memory_an_end_between_steps_is_saved(tmp_path: Path, status: str) -> None:
+def test_without_in_memory_a_run_that_ends_between_steps_saves_its_last_step(tmp_path: Path, status: str) -> None:
     bus, _ = started(tmp_path, every=2, in_memory=False)
     bus.fire(StepStart, step=1)
     bus.fire(StepEnd, step=1, row={})
@@ -95,7 +95,7 @@ def test_without_the_copy_in_memory_an_end_between_steps_is_saved(tmp_path: Path
     assert steps(tmp_path) == [1]
 
 
-def test_without_the_copy_in_memory_a_step_that_another_one_followed_is_not_saved_any_more(tmp_path: Path) -> None:
+def test_without_in_memory_a_step_is_not_saved_after_the_next_step_started(tmp_path: Path) -> None:
     bus, run = started(tmp_path, every=2, in_memory=False)
     for step in (1, 2, 3):
         bus.fire(StepStart, step=step)
@@ -107,7 +107,7 @@ def test_without_the_copy_in_memory_a_step_that_another_one_followed_is_not_save
     assert steps(tmp_path) == [2]
 
 
-def test_a_step_that_broke_before_it_was_saved_is_saved_at_the_end(tmp_path: Path) -> None:
+def test_step_that_failed_before_its_save_is_saved_in_fit_end(tmp_path: Path) -> None:
     bus, run = started(tmp_path, every=10)
     bus.fire(StepEnd, step=1, row={})
     run.state["step"] = 2
@@ -116,14 +116,14 @@ def test_a_step_that_broke_before_it_was_saved_is_saved_at_the_end(tmp_path: Pat
     assert steps(tmp_path) == [2]
 
 
-def test_nothing_is_saved_of_a_run_that_made_no_step(tmp_path: Path) -> None:
+def test_run_without_a_step_saves_nothing(tmp_path: Path) -> None:
     bus, _ = started(tmp_path)
     bus.fire(FitEnd, step=0, status="failed")
 
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_run_that_was_over_is_left_as_it_is(tmp_path: Path) -> None:
+def test_resuming_a_completed_run_changes_no_file(tmp_path: Path) -> None:
     bus, _ = started(tmp_path)
     bus.fire(StepEnd, step=1, row={}, last=True)
     bus.fire(FitEnd, step=1)
@@ -144,7 +144,7 @@ def test_a_run_that_was_over_is_left_as_it_is(tmp_path: Path) -> None:
         ([float("nan"), 0.5, 0.4], 1, [2, 3]),
     ],
 )
-def test_the_best_is_kept_beside_the_last(
+def test_keep_best_keeps_the_best_checkpoint_in_addition_to_keep_last(
     tmp_path: Path, scores: list[float | None], keep_last: int, expected: list[int]
 ) -> None:
     bus, _ = started(tmp_path, every=1, keep_last=keep_last, keep_best="val/score/mean")
@@ -155,7 +155,7 @@ def test_the_best_is_kept_beside_the_last(
     assert steps(tmp_path) == expected
 
 
-def test_the_best_is_on_the_disk_though_it_was_no_step_to_be_saved(tmp_path: Path) -> None:
+def test_keep_best_saves_a_best_step_between_scheduled_saves(tmp_path: Path) -> None:
     bus, _ = started(tmp_path, every=3, keep_last=1, keep_best="val/score/mean")
     for step in range(1, 8):  # saved every 3 steps, validated every 2
         bus.fire(StepEnd, step=step, row={"val/score/mean": [0.1, 0.9, 0.2][step // 2 - 1]} if step % 2 == 0 else {})
@@ -166,7 +166,7 @@ def test_the_best_is_on_the_disk_though_it_was_no_step_to_be_saved(tmp_path: Pat
     assert best.step == 4
 
 
-def test_the_best_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_keep_best_compares_with_the_best_step_from_before_a_resume(tmp_path: Path) -> None:
     bus, _ = started(tmp_path, every=1, keep_last=1, keep_best="score")
     bus.fire(StepEnd, step=1, row={"score": 0.9})
     bus.fire(StepEnd, step=2, row={"score": 0.5})
@@ -215,7 +215,7 @@ class Evaluates(Plugin):
             raise ValueError("broken")
 
 
-def test_evaluation_draws_nothing_from_the_run(tmp_path: Path) -> None:
+def test_evaluation_does_not_change_the_saved_random_state(tmp_path: Path) -> None:
     run = Generators(tmp_path)
     bus = FakeBus(Checkpoint(run=run, store=BackgroundStore(tmp_path)), Evaluates(run), provides=["metrics.row"])
     bus.bus.around(StepEnd, Priority.EVALUATE, run.preserved)
@@ -227,7 +227,7 @@ def test_evaluation_draws_nothing_from_the_run(tmp_path: Path) -> None:
     assert run.saved[-1] == {"drawn": 3}
 
 
-def test_an_evaluation_that_breaks_draws_nothing_from_the_run_that_is_resumed(tmp_path: Path) -> None:
+def test_failed_evaluation_does_not_change_the_saved_random_state(tmp_path: Path) -> None:
     run = Generators(tmp_path)
     bus = FakeBus(
         Checkpoint(run=run, store=BackgroundStore(tmp_path)), Evaluates(run, fails=True), provides=["metrics.row"]
@@ -245,7 +245,7 @@ def test_an_evaluation_that_breaks_draws_nothing_from_the_run_that_is_resumed(tm
 KEEPS_NOTHING = "keep_best has no effect: no row so far has the metric 'val/scor/mean'. Did you mean 'val/score/mean'?"
 
 
-def test_a_best_by_what_no_validation_has_is_said_with_the_first_validation(
+def test_missing_validation_metric_of_keep_best_is_logged_at_the_first_validation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus, _ = started(tmp_path, keep_best="val/scor/mean")
@@ -258,7 +258,9 @@ def test_a_best_by_what_no_validation_has_is_said_with_the_first_validation(
     assert len(caplog.records) == 1
 
 
-def test_a_best_by_what_no_row_has_is_said_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_metric_of_keep_best_is_logged_at_the_end_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bus, _ = started(tmp_path, keep_best="score")
     bus.fire(StepEnd, step=1, row={"scores": 1.0})
     bus.fire(StepEnd, step=2, row={"loss": 1.0})
@@ -269,7 +271,7 @@ def test_a_best_by_what_no_row_has_is_said_at_the_end(tmp_path: Path, caplog: py
     ]
 
 
-def test_a_best_that_some_rows_have_is_nothing_to_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metric_of_keep_best_may_be_absent_in_some_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bus, _ = started(tmp_path, keep_best="score")
     for step, row in enumerate([{"loss": 1.0}, {"score": 1.0}, {"loss": 1.0}], start=1):
         bus.fire(StepEnd, step=step, row=row)
@@ -278,7 +280,7 @@ def test_a_best_that_some_rows_have_is_nothing_to_say(tmp_path: Path, caplog: py
 
 
 class Disk:
-    """Stands in for the disk: full, or slow until it is told."""
+    """A fake disk that is full, or slow until `go_on` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
@@ -297,7 +299,7 @@ class Disk:
         monkeypatch.setattr(Store, "save", save)
 
 
-def test_a_save_that_failed_in_the_background_is_raised_in_the_next_step_and_the_last_one_is_tried_again(
+def test_background_save_error_is_raised_in_the_next_step_and_fit_end_saves_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -318,7 +320,7 @@ def test_a_save_that_failed_in_the_background_is_raised_in_the_next_step_and_the
 
 
 @pytest.mark.parametrize(("status", "saved"), [("interrupted", [1, 3]), ("stopped", [1, 2, 3])])
-def test_who_interrupts_a_run_waits_for_its_last_step_and_not_for_those_before(
+def test_interruption_skips_queued_saves_and_waits_for_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, saved: list[int]
 ) -> None:
     disk = Disk(monkeypatch)
@@ -341,9 +343,7 @@ def test_who_interrupts_a_run_waits_for_its_last_step_and_not_for_those_before(
     assert steps(tmp_path) == saved
 
 
-def test_a_disk_that_hangs_does_not_keep_a_run_that_was_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_run_abandons_a_save_on_a_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     bus, _ = started(tmp_path, every=1, patience_s=0.1)
     disk.go_on.clear()
@@ -368,9 +368,7 @@ def wait_for_idle(bus: FakeBus) -> None:
         assert writer._changed.wait_for(lambda: writer._queued is None and writer._writing is None, PATIENCE_S)
 
 
-def test_a_save_that_fails_at_the_end_is_raised_there_with_both_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_that_fails_in_fit_end_is_raised_with_both_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     bus, _ = started(tmp_path, every=1)
     disk.full = True
@@ -382,7 +380,7 @@ def test_a_save_that_fails_at_the_end_is_raised_there_with_both_errors(
     assert writer_of(bus)._thread is None
 
 
-def test_the_run_goes_on_while_a_checkpoint_is_written_and_nothing_of_it_changes(
+def test_checkpoint_written_in_the_background_is_unaffected_by_later_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -401,7 +399,7 @@ def test_the_run_goes_on_while_a_checkpoint_is_written_and_nothing_of_it_changes
         assert store.read(store.root / f"step_0000000{step}").parts["state"]["values"] == [step]
 
 
-def test_a_slow_disk_makes_the_run_wait_so_that_every_save_is_made_in_order() -> None:
+def test_submit_blocks_on_a_slow_disk_and_saves_are_written_in_order() -> None:
     written: list[int] = []
     go_on = threading.Semaphore(0)
 
@@ -424,13 +422,13 @@ def test_a_slow_disk_makes_the_run_wait_so_that_every_save_is_made_in_order() ->
     assert written == [1, 2, 3]
 
 
-def test_without_a_run_directory_it_says_what_is_missing() -> None:
+def test_missing_run_directory_is_an_error() -> None:
     bus = FakeBus(Checkpoint(run=FakeRunState(), store=BackgroundStore(None)), provides=["metrics.row"])
     with pytest.raises(CheckpointError, match="no run directory"):
         bus.fire(FitStart)
 
 
-def test_nothing_is_published_once_the_process_was_told_to_leave_at_once(
+def test_no_checkpoint_is_published_after_the_final_save_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -454,7 +452,7 @@ def test_nothing_is_published_once_the_process_was_told_to_leave_at_once(
 
 @attrs.define
 class Late(Plugin):
-    """Changes its state once everybody is done."""
+    """Changes its state after all other handlers."""
 
     seen: int = state(0)
 
@@ -463,7 +461,7 @@ class Late(Plugin):
         self.seen += 1
 
 
-def test_a_state_that_changes_after_the_save_is_refused_where_the_plan_is_made() -> None:
+def test_plan_refuses_a_plugin_that_changes_its_state_after_the_save() -> None:
     with pytest.raises(PlanError, match=r"late.count .* runs after checkpoint.save .* a priority below 799") as caught:
         FakeBus(Late(), Checkpoint(), provides=["metrics.row"])
     assert caught.value.faults[0].address == "plugins[0]"
@@ -472,5 +470,5 @@ def test_a_state_that_changes_after_the_save_is_refused_where_the_plan_is_made()
     FakeBus(Late(), PlacedPlugin(Checkpoint(), "checkpoint", "plugins[1]", {"save": 900}), provides=["metrics.row"])
 
 
-def test_the_order_of_the_list_does_not_matter() -> None:
+def test_plan_does_not_depend_on_the_order_of_the_plugin_list() -> None:
     check_order_independent(["metric_aggregation", "weight_sync", "log_after_collect", "checkpoint"])

@@ -23,11 +23,11 @@ def free_gb(directory: Path) -> float:
     return shutil.disk_usage(directory).free / GB
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(DiskSpace)
 
 
-def test_it_stops_before_the_save_with_the_numbers(tmp_path: Path) -> None:
+def test_too_little_space_stops_the_run_before_the_save_with_the_numbers(tmp_path: Path) -> None:
     guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=FakeRunState(directory=tmp_path))
     bus = FakeBus(guard, provides=["metrics.row"])
     bus.fire(StepEnd, step=1)
@@ -44,21 +44,21 @@ def test_it_stops_before_the_save_with_the_numbers(tmp_path: Path) -> None:
     assert saving == ["disk_space.guard"]
 
 
-def test_it_raises_if_told_so(tmp_path: Path) -> None:
+def test_action_raise_raises(tmp_path: Path) -> None:
     guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, action="raise", run=FakeRunState(directory=tmp_path))
 
     with pytest.raises(RunError, match="GB are needed"):
         FakeBus(guard, provides=["metrics.row"]).fire(StepEnd, step=1)
 
 
-def test_a_run_without_room_does_not_begin(tmp_path: Path) -> None:
+def test_too_little_space_at_fit_start_fails_the_run(tmp_path: Path) -> None:
     guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=FakeRunState(directory=tmp_path))
 
     with pytest.raises(RunError, match="GB are needed"):
         FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
 
 
-def test_with_room_it_says_how_much_and_does_nothing(tmp_path: Path) -> None:
+def test_free_space_is_reported_if_it_is_enough(tmp_path: Path) -> None:
     bus = FakeBus(DiskSpace(keep_free_gb=0, run=FakeRunState(directory=tmp_path)), provides=["metrics.row"])
     bus.fire(FitStart)
     bus.fire(StepEnd, step=1)
@@ -76,9 +76,7 @@ def captured(directory: Path) -> FakeRunState:
 @pytest.mark.parametrize(
     ("last", "needed"), [(False, "and 0.024 GB for two checkpoints. "), (True, "and 0.012 GB for a checkpoint. ")]
 )
-def test_the_save_of_this_step_and_the_one_that_ends_the_run_count_as_needed(
-    tmp_path: Path, last: bool, needed: str
-) -> None:
+def test_required_space_includes_this_save_and_the_final_save(tmp_path: Path, last: bool, needed: str) -> None:
     guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=captured(tmp_path))
     bus = FakeBus(guard, provides=["metrics.row"])
     bus.fire(StepEnd, step=1, last=last)
@@ -86,16 +84,14 @@ def test_the_save_of_this_step_and_the_one_that_ends_the_run_count_as_needed(
     assert needed in (bus.control.reason or "")
 
 
-def test_room_for_one_checkpoint_is_enough_to_begin(tmp_path: Path) -> None:
+def test_fit_start_requires_space_for_one_checkpoint(tmp_path: Path) -> None:
     guard = DiskSpace(keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=captured(tmp_path))
 
     with pytest.raises(RunError, match=r"and 0\.012 GB for a checkpoint\. "):
         FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
 
 
-def test_what_is_to_be_kept_free_is_left_by_the_save_that_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keep_free_gb_remains_free_after_the_final_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that nothing else writes to, and a checkpoint of 0.012 GB at the end of every step."""
     free = 200_000_000
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
@@ -109,21 +105,21 @@ def test_what_is_to_be_kept_free_is_left_by_the_save_that_ends_the_run(
     assert (step, free) == (8, 104_000_000)
 
 
-def test_a_place_that_is_not_there_fails_the_run_at_its_start_and_names_the_option(tmp_path: Path) -> None:
+def test_missing_path_fails_the_run_at_fit_start_and_names_the_option(tmp_path: Path) -> None:
     guard = DiskSpace(path=str(tmp_path / "nope"), run=FakeRunState(directory=tmp_path))
 
     with pytest.raises(RunError, match=r"disk_space\.path = '.*nope': .* No such file.* Give disk_space a `path`"):
         FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
 
 
-def test_a_run_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_run_directory_is_named(tmp_path: Path) -> None:
     guard = DiskSpace(run=FakeRunState(directory=tmp_path / "gone"))
 
     with pytest.raises(RunError, match="the run directory: the free space cannot be determined: .*gone"):
         FakeBus(guard, provides=["metrics.row"]).fire(StepEnd, step=1)
 
 
-def test_it_looks_where_it_is_told(tmp_path: Path) -> None:
+def test_option_path_sets_the_checked_disk(tmp_path: Path) -> None:
     guard = DiskSpace(path=str(tmp_path), keep_free_gb=free_gb(tmp_path) + SLACK_GB, run=FakeRunState())
     bus = FakeBus(guard, provides=["metrics.row"])
     bus.fire(StepEnd, step=1)

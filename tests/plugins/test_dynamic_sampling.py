@@ -37,7 +37,7 @@ def group(*scores: float) -> Group:
     return Group(number=0, stamp=1, prompt=Prompt("?", np.zeros(1, np.int64)), trajectories=tuple(map(answer, scores)))
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(DynamicSampling)
 
 
@@ -45,11 +45,11 @@ def test_it_keeps_the_contract() -> None:
     ("scores", "kept"),
     [((0.0, 0.0, 0.0), False), ((1.0, 1.0), False), ((1.0, 0.0, 0.0), True), ((1.0,), False), ((0.1,) * 3, False)],
 )
-def test_a_group_is_kept_if_its_scores_differ(scores: tuple[float, ...], kept: bool) -> None:
+def test_group_is_kept_if_its_scores_differ(scores: tuple[float, ...], kept: bool) -> None:
     assert DynamicSampling().judge(group(*scores)) is kept
 
 
-def test_what_was_kept_and_dropped_is_reported_with_the_scores_before_that() -> None:
+def test_kept_and_dropped_groups_are_reported_with_the_unfiltered_scores() -> None:
     plugin = DynamicSampling(buffer=FakeBuffer())
     bus = FakeBus(plugin, provides=NEEDS)
     for scores in ((0.0, 0.0, 0.0), (1.0, 1.0), (1.0, 0.0, 0.0), (1.0,)):
@@ -69,7 +69,7 @@ def test_what_was_kept_and_dropped_is_reported_with_the_scores_before_that() -> 
     assert (bus.row[f"{PREFIX}/kept"], bus.row[f"{PREFIX}/dropped"]) == (0, 0)
 
 
-def test_once_too_many_were_dropped_what_comes_is_trained(caplog: pytest.LogCaptureFixture) -> None:
+def test_groups_are_trained_unfiltered_after_max_dropped(caplog: pytest.LogCaptureFixture) -> None:
     plugin = DynamicSampling(max_dropped=2, buffer=FakeBuffer())
     bus = FakeBus(plugin, provides=NEEDS)
     with caplog.at_level(logging.WARNING, logger="hooktrainer"):
@@ -86,7 +86,7 @@ def test_once_too_many_were_dropped_what_comes_is_trained(caplog: pytest.LogCapt
     assert plugin.judge(group(1.0, 1.0)) is False, "it counts anew after each update"
 
 
-def test_what_was_counted_since_the_last_update_is_kept_over_a_restart() -> None:
+def test_state_dict_restores_the_counts_since_the_last_update() -> None:
     unbroken, first = (DynamicSampling(max_dropped=2, buffer=FakeBuffer()) for _ in range(2))
     for plugin in (unbroken, first):
         for scores in ((0.0, 0.0), (1.0, 0.3)):
@@ -104,7 +104,7 @@ def test_what_was_counted_since_the_last_update_is_kept_over_a_restart() -> None
     assert rows[1][f"{PREFIX}/dropped_scores"] == {0.0: 1, 0.1: 1}
 
 
-def test_groups_of_one_are_refused() -> None:
+def test_rollout_n_of_1_is_refused() -> None:
     config = {
         "task": "sort_digits",
         "model": "decoder",
@@ -118,7 +118,7 @@ def test_groups_of_one_are_refused() -> None:
 
 
 class TestInTheBuffer:
-    def test_what_is_not_wanted_is_replaced_and_never_sampled(self) -> None:
+    def test_dropped_groups_are_replaced_and_never_sampled(self) -> None:
         buffer, dispatcher = filtered()
         dispatcher.request(3)
         scores = iter([(1.0, 1.0), (1.0, 0.0), (0.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.5, 0.0)])
@@ -138,7 +138,7 @@ class TestInTheBuffer:
         assert (ledger.sampled.groups, ledger.outstanding, ledger.imbalance) == (3, 0, 0)
         assert buffer.take_metrics()["ledger/tokens/dropped/no_signal"].value == 12
 
-    def test_when_the_data_ends_the_batch_is_what_is_left(self) -> None:
+    def test_last_batch_is_short_when_the_data_ends(self) -> None:
         buffer, dispatcher = filtered(prompts=2)
         dispatcher.request(2)
 
@@ -180,7 +180,7 @@ class TestInTheBuffer:
         assert buffer.ledger.imbalance == 0
 
     @pytest.mark.parametrize("name", STRATEGIES)
-    def test_nothing_is_owed_once_all_that_was_dropped_is_replaced(self, name: str) -> None:
+    def test_no_replacement_is_outstanding_after_all_dropped_groups_are_replaced(self, name: str) -> None:
         buffer = GroupBuffer(strict=True)
         buffer.set_policy(STRATEGIES.resolve(name)(2))
         buffer.set_filter(lambda finished: finished.number % 3 == 0)
@@ -232,7 +232,7 @@ class Unequal:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_in_a_run_every_trained_group_has_a_signal(name: str, tmp_path: Path) -> None:
+def test_every_trained_group_of_a_run_has_differing_scores(name: str, tmp_path: Path) -> None:
     config = {
         "task": {"use": f"{__name__}:Unequal"},
         "model": {"use": "decoder", "layers": 1, "width": 16, "heads": 2},

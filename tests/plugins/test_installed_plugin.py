@@ -55,7 +55,7 @@ def hooktrainer(installed: Path, cwd: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd, env=environment).stdout
 
 
-def test_it_is_listed_with_its_options(installed: Path, tmp_path: Path) -> None:
+def test_installed_plugin_is_listed_with_its_options(installed: Path, tmp_path: Path) -> None:
     listed = hooktrainer(installed, tmp_path, "plugins", "early_stop")
 
     assert "Stop at a step." in listed
@@ -63,7 +63,7 @@ def test_it_is_listed_with_its_options(installed: Path, tmp_path: Path) -> None:
     assert "Where to stop." in listed
 
 
-def test_it_is_planned_and_run(installed: Path, tmp_path: Path) -> None:
+def test_installed_plugin_is_planned_and_run(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(RUN)
 
     assert "early_stop.stop" in hooktrainer(installed, tmp_path, "plan", "run.yaml")

@@ -19,31 +19,31 @@ def stopped_by(guard: KLGuard, *values: float) -> list[str | None]:
     return reasons
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(KLGuard)
 
 
 @pytest.mark.parametrize(("value", "reason"), [(0.2, None), (0.5, "actor/ppo_kl 0.5 above 0.2 in step 1")])
-def test_it_stops_above_its_limit(value: float, reason: str | None) -> None:
+def test_value_above_the_limit_stops_the_run(value: float, reason: str | None) -> None:
     assert stopped_by(KLGuard(limit=0.2), value) == [reason]
 
 
-def test_what_is_no_number_is_above_the_limit() -> None:
+def test_nan_stops_the_run() -> None:
     assert stopped_by(KLGuard(), float("nan")) == ["actor/ppo_kl nan above 0.2 in step 1"]
 
 
-def test_it_is_patient_as_long_as_it_is_told() -> None:
+def test_option_patience_sets_the_number_of_consecutive_steps() -> None:
     reason = "actor/ppo_kl 0.6 above 0.2 for 2 steps in step 4"
 
     assert stopped_by(KLGuard(patience=2), 0.5, 0.1, 0.5, 0.6) == [None, None, None, reason]
 
 
-def test_it_can_leave_it_at_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_action_warn_only_logs(caplog: pytest.LogCaptureFixture) -> None:
     assert stopped_by(KLGuard(action="warn"), 0.5, 0.1) == [None, None]
     assert [record.getMessage() for record in caplog.records] == ["actor/ppo_kl 0.5 above 0.2 in step 1"]
 
 
-def test_a_metric_that_is_not_there_is_an_error_in_the_words_of_yaml() -> None:
+def test_missing_metric_is_an_error_that_names_the_option() -> None:
     with pytest.raises(MissingMetricError) as caught:
         stopped_by(KLGuard(metric="actor/ppokl"), 0.5)
 
@@ -60,7 +60,7 @@ def fired(guard: KLGuard, *rows: dict[str, float], last: bool = False) -> FakeBu
     return bus
 
 
-def test_a_metric_of_validation_may_be_absent_until_the_first_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_validation_metric_may_be_absent_before_the_first_validation(caplog: pytest.LogCaptureFixture) -> None:
     guard = KLGuard(metric="val/score/mean")
     bus = fired(guard, {"actor/ppo_kl": 0.5}, {"val/score/mean": 0.3}, {"actor/ppo_kl": 0.5}, last=True)
 
@@ -68,12 +68,12 @@ def test_a_metric_of_validation_may_be_absent_until_the_first_one(caplog: pytest
     assert len(caplog.records) == 1
 
 
-def test_a_misspelt_metric_of_validation_is_an_error_at_the_first_one() -> None:
+def test_misspelt_validation_metric_is_an_error_at_the_first_validation() -> None:
     with pytest.raises(MissingMetricError, match=r"the row of step 2 does not have\. Did you mean 'val/score/mean'\?"):
         fired(KLGuard(metric="val/scores/mean"), {"actor/ppo_kl": 0.5}, {"val/score/mean": 0.1})
 
 
-def test_a_run_without_any_validation_is_told_that_nothing_was_watched(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_validation_is_logged_at_the_end_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
     fired(KLGuard(metric="val/score/mean"), {"actor/ppo_kl": 0.1}, {"actor/ppo_kl": 0.1}, last=True)
 
     (said,) = [record.getMessage() for record in caplog.records]
@@ -83,7 +83,7 @@ def test_a_run_without_any_validation_is_told_that_nothing_was_watched(caplog: p
     )
 
 
-def test_a_step_without_the_metric_changes_nothing() -> None:
+def test_step_without_the_metric_does_not_reset_patience() -> None:
     bus = FakeBus(KLGuard(patience=2), provides=["metrics.row"])
     for step, row in enumerate([{"actor/ppo_kl": 0.5}, {"actor/skipped_updates": 1.0}], start=1):
         bus.fire(StepEnd, step=step, row=row)
@@ -95,6 +95,6 @@ def test_a_step_without_the_metric_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("options", [{"limit": 0}, {"patience": 0}, {"action": "rollback"}])
-def test_senseless_options_are_refused(options: dict[str, object]) -> None:
+def test_invalid_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         KLGuard(**options)

@@ -31,11 +31,11 @@ def started(*sinks: FakeSink) -> FakeBus:
     return bus
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(LogAfterCollect)
 
 
-def test_it_writes_the_sealed_row_of_each_step_once() -> None:
+def test_sealed_row_of_each_step_is_written_once() -> None:
     bus = started(sink := FakeSink())
 
     bus.fire(StepEnd, step=1, row={"loss": 2.5})
@@ -61,7 +61,7 @@ def test_a_step_that_was_not_reported_is_written_at_the_end_before_sinks_close()
     assert sink.state == "closed"
 
 
-def test_a_sink_that_fails_neither_loses_the_others_their_row_nor_writes_twice() -> None:
+def test_failing_sink_neither_drops_nor_repeats_rows_of_other_sinks() -> None:
     bus = started(first := FakeSink(), BrokenSink(), last := FakeSink())
 
     with pytest.raises(OSError, match="disk full"):
@@ -88,7 +88,7 @@ class Forward(FakeSink):
 
 
 @pytest.mark.parametrize("with_jsonl", [True, False])
-def test_a_run_that_goes_on_replaces_the_rows_after_its_checkpoint_and_says_so_once(
+def test_resumed_run_replaces_the_rows_after_its_checkpoint_and_logs_it_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, with_jsonl: bool
 ) -> None:
     def sinks() -> tuple[object, ...]:
@@ -117,7 +117,7 @@ def test_a_run_that_goes_on_replaces_the_rows_after_its_checkpoint_and_says_so_o
     ]
 
 
-def test_what_was_replayed_once_is_still_known_when_the_run_breaks_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_steps_are_counted_across_several_interruptions(caplog: pytest.LogCaptureFixture) -> None:
     forward, run = Forward(), FakeRunState()
     for begins, ends in ((0, 6), (4, 5)):
         bus = resumed(run, forward, step=begins)
@@ -130,7 +130,7 @@ def test_what_was_replayed_once_is_still_known_when_the_run_breaks_again(caplog:
     assert "2 steps (5-6) after the checkpoint of step 4" in caplog.text
 
 
-def test_a_row_that_a_kill_tore_is_gone_after_the_restart(tmp_path: Path) -> None:
+def test_incomplete_row_of_a_killed_run_is_removed_on_resume(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n{"step": 2, "a"')
     bus = resumed(FakeRunState(directory=tmp_path), JsonlSink(tmp_path), step=1)
     bus.fire(StepEnd, step=2, row={"a": 2.0})

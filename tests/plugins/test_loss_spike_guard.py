@@ -29,7 +29,7 @@ class Watched:
         self.step = 0
 
     def see(self, *values: float) -> list[int]:
-        """The steps, one update each, that were called a spike."""
+        """Return the steps, one update each, that were detected as spikes."""
         spikes = []
         for value in values:
             self.step += 1
@@ -41,11 +41,11 @@ class Watched:
         return spikes
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(LossSpikeGuard)
 
 
-def test_a_spike_is_what_is_so_many_robust_deviations_above_the_median(caplog: pytest.LogCaptureFixture) -> None:
+def test_value_above_the_threshold_of_robust_deviations_is_a_spike(caplog: pytest.LogCaptureFixture) -> None:
     assert Watched(threshold=10).see(*USUAL, 1.74) == []
     assert Watched(threshold=10).see(*USUAL, 1.75) == [9]
     assert (
@@ -54,23 +54,23 @@ def test_a_spike_is_what_is_so_many_robust_deviations_above_the_median(caplog: p
     )
 
 
-def test_nothing_is_a_spike_before_the_window_is_full() -> None:
+def test_no_spike_is_detected_before_the_window_is_full() -> None:
     assert Watched().see(*USUAL[:7], 1000.0) == []
 
 
-def test_a_spike_does_not_raise_the_bar_for_the_next_and_a_fall_is_none() -> None:
+def test_spikes_are_excluded_from_the_window_and_low_values_are_no_spikes() -> None:
     assert Watched().see(*USUAL, 5.0, 5.0, -5.0, 5.0) == [9, 10, 12]
 
 
-def test_what_is_no_number_is_left_to_the_guard_against_that() -> None:
+def test_non_finite_values_are_ignored() -> None:
     assert Watched().see(*USUAL, float("nan"), float("inf"), 5.0) == [11]
 
 
-def test_a_metric_that_hardly_moves_does_not_make_a_spike_of_everything() -> None:
+def test_small_change_of_a_constant_metric_is_no_spike() -> None:
     assert Watched().see(*[1.0] * 8, 1.4) == []
 
 
-def test_a_metric_that_is_not_there_is_said_once_with_what_may_be_meant(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_metric_is_logged_once_with_a_suggestion(caplog: pytest.LogCaptureFixture) -> None:
     assert Watched(metric="actor/pgloss").see(*USUAL, 50.0) == []
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
@@ -79,7 +79,7 @@ def test_a_metric_that_is_not_there_is_said_once_with_what_may_be_meant(caplog: 
     )
 
 
-def test_a_metric_that_is_not_there_is_said_on_the_console_of_a_run(tmp_path: Path) -> None:
+def test_missing_metric_is_logged_on_the_console_of_a_run(tmp_path: Path) -> None:
     """In a process of its own, without the handlers that pytest has."""
     configuration = (
         "task: {use: sort_digits, digits: 2}\nmodel: {use: decoder, layers: 1, width: 16, heads: 2}\n"
@@ -98,7 +98,7 @@ def test_a_metric_that_is_not_there_is_said_on_the_console_of_a_run(tmp_path: Pa
     )
 
 
-def test_a_metric_that_is_no_number_is_said_and_a_number_of_numpy_is_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_histogram_as_metric_is_logged_and_a_numpy_scalar_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     for value in [*USUAL, 50.0]:
         watched.bus.fire(IterationEnd, step=1, metrics={"actor/pg_loss": np.float32(value)})
@@ -112,21 +112,21 @@ def test_a_metric_that_is_no_number_is_said_and_a_number_of_numpy_is_one(caplog:
     assert "not a number, in update 1 of step 1" in caplog.text
 
 
-def test_a_metric_that_was_there_may_be_absent_in_an_update(caplog: pytest.LogCaptureFixture) -> None:
+def test_metric_seen_before_may_be_absent_in_an_update(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.see(1.0)
     watched.bus.fire(IterationEnd, step=2, metrics={"actor/skipped_updates": 1})
     assert not caplog.records
 
 
-def test_it_stops_with_the_reason() -> None:
+def test_action_stop_stops_the_run_with_the_reason() -> None:
     watched = Watched(action="stop")
     watched.see(*USUAL, 5.0)
 
     assert (watched.bus.control.reason or "").startswith("actor/pg_loss is 5 in update 1 of step 9, 54.0 deviations")
 
 
-def test_a_rollback_restores_the_learner_before_the_step_is_published_and_is_counted() -> None:
+def test_action_rollback_restores_the_learner_before_the_step_is_published_and_counts_it() -> None:
     watched = Watched(action="rollback")
     assert watched.see(*USUAL, 5.0) == [9]
 
@@ -135,7 +135,7 @@ def test_a_rollback_restores_the_learner_before_the_step_is_published_and_is_cou
     assert watched.bus.row["actor/rollbacks"] == 1
 
 
-def test_too_many_rollbacks_in_a_row_fail_the_run() -> None:
+def test_more_consecutive_rollbacks_than_the_limit_fail_the_run() -> None:
     watched = Watched(action="rollback", limit=2)
     watched.see(*USUAL, 5.0, 1.0, 5.0, 5.0)
 
@@ -144,7 +144,7 @@ def test_too_many_rollbacks_in_a_row_fail_the_run() -> None:
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=8, max_size=30), st.integers(8, 29))
-def test_what_it_remembers_goes_on_over_a_restart(values: list[float], cut: int) -> None:
+def test_state_dict_restores_the_window(values: list[float], cut: int) -> None:
     unbroken = Watched().see(*values)
     first, second = Watched(), Watched()
     spikes = first.see(*values[:cut])

@@ -25,7 +25,7 @@ def row_of(
     return bus.row
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(MetricAggregation)
 
 
@@ -33,11 +33,11 @@ def test_a_mean_is_weighted_by_the_samples_of_each_iteration() -> None:
     assert row_of([{"loss": 1.0}, {"loss": 3.0}], [1, 3]) == {"loss": 2.5}
 
 
-def test_a_key_that_is_missing_in_an_iteration_weighs_where_it_is() -> None:
+def test_metric_missing_in_an_iteration_is_averaged_over_the_others() -> None:
     assert row_of([{"b": 2.0}, {"a": 0.0}, {"b": 6.0}], [1, 7, 3])["b"] == 5.0
 
 
-def test_the_reduction_follows_from_the_name() -> None:
+def test_reduction_of_a_plain_number_follows_from_its_name() -> None:
     metrics = [
         {"a/max": 1, "a/min": 1, "a/sum": 1, "actor/lr": 1e-3, "timing_s/gen": 1.0, "flag": True},
         {"a/max": 5, "a/min": 0, "a/sum": 2, "actor/lr": 5e-4, "timing_s/gen": 2.5, "flag": False},
@@ -46,7 +46,7 @@ def test_the_reduction_follows_from_the_name() -> None:
     assert row_of(metrics) == {"a/max": 5, "a/min": 0, "a/sum": 3, "actor/lr": 5e-4, "timing_s/gen": 3.5, "flag": 0.5}
 
 
-def test_rules_from_yaml_go_before_the_built_in_ones() -> None:
+def test_rules_from_yaml_override_built_in_rules() -> None:
     rules = {"reward/terminal": "last", "mine/": "sum"}
 
     assert row_of([{"reward/terminal": 1, "mine/x": 1}, {"reward/terminal": 2, "mine/x": 2}], rules=rules) == {
@@ -57,7 +57,7 @@ def test_rules_from_yaml_go_before_the_built_in_ones() -> None:
         MetricAggregation(rules={"x": "maen"})
 
 
-def test_derived_values_come_from_the_aggregated_parts() -> None:
+def test_derived_metrics_are_computed_from_aggregated_metrics() -> None:
     iterations = [
         {"global_seqlen/max": 10, "global_seqlen/min": 5, "global_seqlen/minmax_diff": 5},
         {"global_seqlen/max": 20, "global_seqlen/min": 0, "global_seqlen/minmax_diff": 20},
@@ -72,11 +72,11 @@ def test_histograms_add_up() -> None:
     assert row_of(iterations)["scores"] == {0.0: 5, 1.0: 1}
 
 
-def test_nothing_collected_makes_an_empty_row() -> None:
+def test_step_without_metrics_has_an_empty_row() -> None:
     assert row_of([]) == {}
 
 
-def test_a_step_broken_after_its_sync_is_sealed_at_the_end_as_unscored() -> None:
+def test_step_that_failed_after_its_sync_is_sealed_in_fit_end() -> None:
     bus = FakeBus(MetricAggregation(), provides=["iteration.metrics"])
     bus.fire(IterationEnd, step=3, metrics={"loss": 2.0}, samples=1)
 
@@ -85,7 +85,7 @@ def test_a_step_broken_after_its_sync_is_sealed_at_the_end_as_unscored() -> None
     assert bus.row == {"loss": 2.0, "training/unscored": 1.0}
 
 
-def test_the_next_step_starts_from_nothing() -> None:
+def test_metrics_of_a_step_are_not_carried_over() -> None:
     bus = FakeBus(MetricAggregation(), provides=["iteration.metrics"])
     rows = []
     for step in (1, 2):

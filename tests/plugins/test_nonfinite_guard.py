@@ -19,7 +19,7 @@ from hooktrainer.testing import FakeBus, FakeLearner, FakeRunState, check_plugin
 from hooktrainer_plugins.nonfinite_guard import NonfiniteGuard
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(NonfiniteGuard)
 
 
@@ -34,7 +34,7 @@ def update(bus: FakeBus, step: int, *, skipped: bool, iteration: int = 0) -> Non
     bus.fire(IterationEnd, step=step, iteration=iteration, metrics={"actor/skipped_updates": Sum(skipped)})
 
 
-def test_it_goes_on_as_long_as_no_more_than_the_limit_are_skipped_in_a_row() -> None:
+def test_run_continues_up_to_the_limit_of_consecutive_skips() -> None:
     bus, guard = guarded(limit=2)
     for step, skipped in enumerate([True, True, False, True, True], start=1):
         update(bus, step, skipped=skipped)
@@ -43,7 +43,7 @@ def test_it_goes_on_as_long_as_no_more_than_the_limit_are_skipped_in_a_row() -> 
         update(bus, 6, skipped=True, iteration=3)
 
 
-def test_its_counts_are_kept_over_a_restart() -> None:
+def test_state_dict_restores_the_counts() -> None:
     bus, guard = guarded(limit=2)
     update(bus, 1, skipped=True)
     update(bus, 2, skipped=True)
@@ -54,7 +54,7 @@ def test_its_counts_are_kept_over_a_restart() -> None:
         update(bus, 3, skipped=True)
 
 
-def test_it_stops_with_the_reason() -> None:
+def test_action_stop_stops_the_run_with_the_reason() -> None:
     bus, _ = guarded(action="stop")
     update(bus, 7, skipped=False)
     assert bus.control.reason is None
@@ -63,7 +63,7 @@ def test_it_stops_with_the_reason() -> None:
     assert bus.control.reason == "update 2 of step 7 was not finite and was skipped (1 in a row, 1 in all)"
 
 
-def test_a_rollback_goes_back_to_the_last_step_that_ended_and_is_counted() -> None:
+def test_action_rollback_restores_the_last_complete_step_and_counts_it() -> None:
     bus, guard = guarded(action="rollback")
     for step in (1, 2, 3):
         bus.fire(StepStart, step=step)
@@ -76,7 +76,7 @@ def test_a_rollback_goes_back_to_the_last_step_that_ended_and_is_counted() -> No
     assert bus.row["actor/rollbacks"] == 1
 
 
-def test_what_it_keeps_is_not_taken_for_the_state_of_the_step() -> None:
+def test_snapshot_of_the_guard_does_not_replace_the_snapshot_of_the_step() -> None:
     bus, guard = guarded(action="rollback")
     bus.fire(StepStart, step=1)
 
@@ -85,7 +85,7 @@ def test_what_it_keeps_is_not_taken_for_the_state_of_the_step() -> None:
 
 
 @pytest.mark.parametrize("latest", [None, 4])
-def test_it_goes_back_to_the_same_weights_whatever_was_captured_before(latest: int | None) -> None:
+def test_rollback_restores_the_same_weights_after_any_earlier_capture(latest: int | None) -> None:
     bus, guard = guarded(action="rollback")
     if latest is not None:
         guard.run.capture(latest)
@@ -97,14 +97,14 @@ def test_it_goes_back_to_the_same_weights_whatever_was_captured_before(latest: i
     assert guard.run.state["weights"] == 5
 
 
-def test_a_learner_that_cannot_skip_is_refused_before_any_work_with_what_it_lacks() -> None:
+def test_learner_without_skips_nonfinite_is_refused_at_fit_start() -> None:
     guard = NonfiniteGuard(learner=object(), run=FakeRunState())
 
     with pytest.raises(ConfigError, match=r"object has no attribute skips_nonfinite.* Add `skips_nonfinite = False`"):
         FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
 
 
-class OnSomeUpdates:
+class NonFiniteInSomeUpdates:
     """An estimator of advantages that gives no numbers in some updates; keeps what the weights were before each."""
 
     def __init__(self, *bad: int) -> None:
@@ -119,7 +119,7 @@ class OnSomeUpdates:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Trainer, OnSomeUpdates]]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Trainer, NonFiniteInSomeUpdates]]:
     def make(
         *bad: int,
         steps: int = 3,
@@ -127,8 +127,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         place: Mapping[str, object] | None = None,
         extra: Sequence[object] = (),
         **options: object,
-    ) -> tuple[Trainer, OnSomeUpdates]:
-        estimator = OnSomeUpdates(*bad)
+    ) -> tuple[Trainer, NonFiniteInSomeUpdates]:
+        estimator = NonFiniteInSomeUpdates(*bad)
         monkeypatch.setattr("hooktrainer.algorithms.advantages.grpo", estimator)
         guard = {"use": "hooktrainer_plugins.nonfinite_guard:NonfiniteGuard", **options}
         sink = {"use": "log_after_collect", "sinks": ["jsonl"]}
@@ -165,8 +165,8 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_skipped_update_leaves_the_weights_as_they_are_and_is_counted_in_its_row(
-    run: Callable[..., tuple[Trainer, OnSomeUpdates]], tmp_path: Path
+def test_skipped_update_leaves_the_weights_unchanged_and_is_counted_in_its_row(
+    run: Callable[..., tuple[Trainer, NonFiniteInSomeUpdates]], tmp_path: Path
 ) -> None:
     trainer, seen = run(3)  # the first of step 2
 
@@ -178,8 +178,8 @@ def test_a_skipped_update_leaves_the_weights_as_they_are_and_is_counted_in_its_r
     assert not any(key.startswith("nan/") for row in rows(trainer, tmp_path) for key in row)
 
 
-def test_a_rollback_restores_the_learner_to_the_last_step_and_the_run_goes_on(
-    run: Callable[..., tuple[Trainer, OnSomeUpdates]], tmp_path: Path
+def test_run_continues_from_the_last_step_after_a_rollback(
+    run: Callable[..., tuple[Trainer, NonFiniteInSomeUpdates]], tmp_path: Path
 ) -> None:
     trainer, seen = run(4, action="rollback")  # the second of step 2, after one good update
 
@@ -193,8 +193,8 @@ def test_a_rollback_restores_the_learner_to_the_last_step_and_the_run_goes_on(
     assert trainer.ports.learner.state_dict()["updates"] == 2 + 2
 
 
-def test_a_step_that_is_rolled_back_keeps_its_own_learning_rate(
-    run: Callable[..., tuple[Trainer, OnSomeUpdates]], tmp_path: Path
+def test_step_that_is_rolled_back_reports_its_own_learning_rate(
+    run: Callable[..., tuple[Trainer, NonFiniteInSomeUpdates]], tmp_path: Path
 ) -> None:
     by_steps = {"lr": 1.0, "lr_unit": "step", "lr_decay_start": 0, "lr_decay": 4, "min_lr_ratio": 0, "grad_clip": 1e-9}
     trainer, _ = run(3, action="rollback", optim=by_steps)  # the first of step 2
@@ -206,8 +206,8 @@ def test_a_step_that_is_rolled_back_keeps_its_own_learning_rate(
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_with_checkpoints_a_rollback_is_the_same_in_a_run_that_was_broken_and_resumed(
-    run: Callable[..., tuple[Trainer, OnSomeUpdates]], in_memory: bool
+def test_rollback_gives_the_same_weights_in_a_resumed_run(
+    run: Callable[..., tuple[Trainer, NonFiniteInSomeUpdates]], in_memory: bool
 ) -> None:
     checkpoint = {"use": "checkpoint", "every": 1, "in_memory": in_memory}
     names = {"place": {"name": "whole"}, "extra": [checkpoint], "action": "rollback"}
@@ -224,8 +224,8 @@ def test_with_checkpoints_a_rollback_is_the_same_in_a_run_that_was_broken_and_re
     assert whole.ports.learner.state_dict()["updates"] == again.ports.learner.state_dict()["updates"] == 4 + 2
 
 
-def test_a_stop_closes_the_step_like_any_other(
-    run: Callable[..., tuple[Trainer, OnSomeUpdates]], tmp_path: Path
+def test_action_stop_completes_the_step(
+    run: Callable[..., tuple[Trainer, NonFiniteInSomeUpdates]], tmp_path: Path
 ) -> None:
     trainer, _ = run(3, action="stop")
     result = trainer.fit()
@@ -235,8 +235,8 @@ def test_a_stop_closes_the_step_like_any_other(
     assert rows(trainer, tmp_path)[-1]["training/partial_iterations"] == 1
 
 
-def test_too_many_in_a_row_fail_the_run_and_name_the_counts(
-    run: Callable[..., tuple[Trainer, OnSomeUpdates]],
+def test_more_consecutive_skips_than_the_limit_fail_the_run_with_the_counts(
+    run: Callable[..., tuple[Trainer, NonFiniteInSomeUpdates]],
 ) -> None:
     trainer, _ = run(2, 3, 4, 5, 6, limit=2)
 
@@ -244,7 +244,7 @@ def test_too_many_in_a_row_fail_the_run_and_name_the_counts(
         trainer.fit()
 
 
-def test_without_the_guard_the_learner_raises(run: Callable[..., tuple[Trainer, OnSomeUpdates]]) -> None:
+def test_learner_raises_without_the_guard(run: Callable[..., tuple[Trainer, NonFiniteInSomeUpdates]]) -> None:
     trainer, seen = run(1, enabled=False)
 
     with pytest.raises(NonFiniteError, match="actor/pg_loss is nan: no update was made"):

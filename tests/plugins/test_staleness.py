@@ -26,11 +26,11 @@ def config_with(warmup: int) -> Config:
     )
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(Staleness)
 
 
-def test_it_hands_its_policy_to_the_buffer() -> None:
+def test_strategy_is_set_in_the_buffer_at_fit_start() -> None:
     for strategy, policy in (("drop", Drop(3)), ("wait", Wait(3)), ("requeue", Requeue(3)), ("pace", Pace(3))):
         buffer = FakeBuffer()
         staleness = Staleness(max_off_policy_threshold=3, max_off_policy_strategy=strategy, buffer=buffer)
@@ -40,14 +40,14 @@ def test_it_hands_its_policy_to_the_buffer() -> None:
 
 
 @pytest.mark.parametrize("threshold", [1, 2, 5])
-def test_drop_uses_above_and_wait_uses_at(threshold: int) -> None:
+def test_drop_evicts_above_the_threshold_and_wait_waits_at_it(threshold: int) -> None:
     assert [Drop(threshold).evicts(threshold), Drop(threshold).evicts(threshold + 1)] == [False, True]
     assert [Wait(threshold).waits_for(threshold - 1), Wait(threshold).waits_for(threshold)] == [False, True]
     assert not Drop(threshold).waits_for(99)
     assert not Wait(threshold).evicts(99)
 
 
-def test_what_was_trained_and_what_was_evicted_is_reported_over_the_step() -> None:
+def test_staleness_of_trained_and_evicted_groups_is_reported_per_step() -> None:
     bus = FakeBus(Staleness(), provides=["metrics.row", "iteration.metrics"])
     bus.fire(IterationEnd, step=5, groups=(1, 2), evicted=(10,))
     bus.fire(IterationEnd, step=5, groups=(1, 1), evicted=(2, 2, 2))
@@ -65,7 +65,7 @@ def test_what_was_trained_and_what_was_evicted_is_reported_over_the_step() -> No
     }
 
 
-def test_age_is_told_in_versions_and_updates_and_split_into_queueing_and_flight() -> None:
+def test_staleness_is_reported_in_flight_in_queue_and_in_updates() -> None:
     bus = FakeBus(Staleness(), provides=["metrics.row", "iteration.metrics"])
     bus.fire(IterationEnd, step=5, groups=(1, 3), in_flight=(0, 1), updates_behind=(1, 9), spans=(1, 1, 2, 2))
     bus.fire(StepEnd, step=5)
@@ -82,7 +82,7 @@ def test_age_is_told_in_versions_and_updates_and_split_into_queueing_and_flight(
     assert bus.row[f"{prefix}/in_queue/max"] == 1
 
 
-def test_what_is_evicted_after_the_last_iteration_is_counted_too() -> None:
+def test_groups_evicted_after_the_last_iteration_are_counted() -> None:
     bus = FakeBus(Staleness(), provides=["metrics.row", "iteration.metrics"])
     bus.fire(IterationEnd, step=5, groups=(1,), evicted=(3,))
     bus.fire(StepEnd, step=5, evicted=(4, 5))
@@ -91,7 +91,7 @@ def test_what_is_evicted_after_the_last_iteration_is_counted_too() -> None:
     assert bus.row["training/off_policy/evicted_samples_staleness/mean"] == 4
 
 
-def test_a_length_bias_outside_its_band_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_length_bias_outside_its_band_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     bus = FakeBus(Staleness(length_bias_band=(0.9, 1.1)), provides=["metrics.row", "iteration.metrics"])
     for bias in (1.0, 0.7, 0.6):
         bus.fire(IterationEnd, step=1, metrics={"training/off_policy/length_bias": Last(bias)})
@@ -101,7 +101,7 @@ def test_a_length_bias_outside_its_band_is_said_once(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("strategy", ["drop", "requeue", "wait", "pace"])
-def test_a_warm_up_that_does_nothing_is_refused_under_pace_alone(strategy: str) -> None:
+def test_warm_up_is_refused_with_pace_only(strategy: str) -> None:
     sentences = list(Staleness(max_off_policy_strategy=strategy).check(config_with(warmup=1)))
 
     assert bool(sentences) == (strategy == "pace")
@@ -114,7 +114,7 @@ def test_a_threshold_below_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("warmup", "threshold", "refused"), [(0, 1, False), (1, 1, True), (4, 2, False), (5, 2, True)])
-def test_a_warm_up_that_evicts_in_every_step_is_refused_with_its_numbers(
+def test_warm_up_that_evicts_groups_in_every_step_is_refused_with_the_numbers(
     warmup: int, threshold: int, refused: bool
 ) -> None:
     config = config_with(warmup)

@@ -9,12 +9,12 @@ from hooktrainer.testing import FakeBus, FakeEngine, FakePrompts, ManualClock, c
 from hooktrainer_plugins.validation import Validation
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(Validation)
 
 
 @pytest.mark.parametrize(("score", "exact"), [(0.75, 0.0), (1.0, 1.0)])
-def test_partial_credit_and_exact_answers_are_reported_beside_each_other(score: float, exact: float) -> None:
+def test_mean_score_and_exact_match_are_both_reported(score: float, exact: float) -> None:
     validation = Validation(every=2, size=8, engine=FakeEngine(score=score), prompts=FakePrompts(), clock=ManualClock())
     bus = FakeBus(validation, provides=["metrics.row", "weights.published"])
     bus.fire(FitStart)

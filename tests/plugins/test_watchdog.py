@@ -43,11 +43,11 @@ def hanging_here(pipe: Pipe, count: int) -> None:
     pipe.wait_for(count)
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(Watchdog)
 
 
-def test_it_prints_the_stack_of_every_thread_while_a_step_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_all_threads_are_printed_while_a_step_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = plugged(monkeypatch)
     go_on = threading.Event()
     other = threading.Thread(target=go_on.wait, name="rollout-7", daemon=True)
@@ -69,7 +69,7 @@ def test_it_prints_the_stack_of_every_thread_while_a_step_hangs(monkeypatch: pyt
     assert "thread watchdog:" not in report
 
 
-def test_it_prints_no_more_often_than_told_for_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_reports_limits_the_reports_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = plugged(monkeypatch)
     bus = FakeBus(Watchdog(timeout_s=0.02, max_reports=2))
     bus.fire(FitStart)
@@ -82,7 +82,7 @@ def test_it_prints_no_more_often_than_told_for_one_step(monkeypatch: pytest.Monk
     assert places[:4] == ["watchdog: the start of the run"] * 2 + ["watchdog: step 1"] * 2
 
 
-def test_steps_in_time_are_left_alone_and_the_thread_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_steps_print_no_stacks_and_the_thread_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = plugged(monkeypatch)
     bus = FakeBus(Watchdog(timeout_s=60))
     bus.fire(FitStart)
@@ -95,7 +95,7 @@ def test_steps_in_time_are_left_alone_and_the_thread_ends_with_the_run(monkeypat
     assert pipe.reports == []
 
 
-def test_it_does_not_keep_the_process_that_never_ends_the_run() -> None:
+def test_watchdog_thread_does_not_keep_the_process_alive() -> None:
     script = (
         "from hooktrainer.events import FitStart\nfrom hooktrainer.testing import FakeBus\n"
         "from hooktrainer_plugins.watchdog import Watchdog\nFakeBus(Watchdog(timeout_s=600)).fire(FitStart)\n"

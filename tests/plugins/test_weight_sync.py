@@ -41,11 +41,11 @@ def weight_sync(
     )
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     check_plugin(WeightSync)
 
 
-def test_the_first_publish_is_no_sync_of_a_step() -> None:
+def test_publish_at_fit_start_emits_no_weights_synced() -> None:
     transport = FakeTransport()
     bus = FakeBus(weight_sync(transport), provides=["metrics.row"])
 
@@ -54,7 +54,7 @@ def test_the_first_publish_is_no_sync_of_a_step() -> None:
     assert (transport.published, bus.emitted) == ([0], ())
 
 
-def test_step_k_publishes_version_k_and_says_so_once() -> None:
+def test_step_end_publishes_the_version_of_its_step_and_emits_weights_synced_once() -> None:
     transport, engine = FakeTransport(), FakeEngine()
     bus = FakeBus(weight_sync(transport, engine), provides=["metrics.row"])
 
@@ -66,7 +66,7 @@ def test_step_k_publishes_version_k_and_says_so_once() -> None:
     assert (synced.step, synced.version, synced.last) == (7, 7, True)
 
 
-def test_a_publish_that_fails_emits_nothing_and_the_next_one_publishes_its_own_step() -> None:
+def test_failed_publish_emits_nothing_and_the_next_step_publishes_its_version() -> None:
     transport, engine = FakeTransport([None, SyncError("lost"), None]), FakeEngine()
     bus = FakeBus(weight_sync(transport, engine), provides=["metrics.row"])
 
@@ -93,7 +93,7 @@ class KeepsItsHead(FakeEngine):
         self._first = self.held
 
 
-def test_an_engine_that_keeps_what_it_had_is_taken_back_and_nothing_is_emitted() -> None:
+def test_engine_that_keeps_its_old_weights_is_restored_and_nothing_is_emitted() -> None:
     engine, learner = KeepsItsHead(), FakeLearner()
     bus = FakeBus(weight_sync(FakeTransport(), engine, learner=learner), provides=["metrics.row"])
 
@@ -110,7 +110,7 @@ class WithoutScores(FakeLearner):
     logprobs = None
 
 
-def test_a_learner_that_cannot_score_is_told_so_before_anything_is_staged() -> None:
+def test_learner_without_logprobs_is_refused_before_staging() -> None:
     engine = FakeEngine()
     bus = FakeBus(weight_sync(FakeTransport(), engine, learner=WithoutScores()), provides=["metrics.row"])
     with pytest.raises(
@@ -120,7 +120,7 @@ def test_a_learner_that_cannot_score_is_told_so_before_anything_is_staged() -> N
     assert engine.calls == []
 
 
-def test_without_a_canary_nobody_has_to_score() -> None:
+def test_learner_without_logprobs_is_accepted_without_the_canary() -> None:
     engine = FakeEngine()
     bus = FakeBus(weight_sync(FakeTransport(), engine, learner=WithoutScores(), canary=False), provides=["metrics.row"])
     bus.fire(StepEnd, step=1)
@@ -128,7 +128,7 @@ def test_without_a_canary_nobody_has_to_score() -> None:
     assert "weight_sync/canary_error" not in bus.row
 
 
-def test_without_a_held_out_prompt_there_is_no_canary_and_that_is_an_error() -> None:
+def test_canary_without_a_held_out_prompt_is_an_error() -> None:
     class NoneHeldOut(FakePrompts):
         def heldout(self, count: int) -> list[object]:
             return []
@@ -139,7 +139,7 @@ def test_without_a_held_out_prompt_there_is_no_canary_and_that_is_an_error() -> 
         FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=1)
 
 
-def test_the_canary_is_the_beginning_of_the_first_held_out_prompt() -> None:
+def test_canary_uses_the_start_of_the_first_held_out_prompt() -> None:
     asked: list[list[int]] = []
 
     class Listening(FakeLearner):
@@ -158,7 +158,7 @@ def test_the_canary_is_the_beginning_of_the_first_held_out_prompt() -> None:
     assert asked == [[1, 1], [*range(8)]]  # a single token is repeated
 
 
-def test_what_the_canary_differed_by_is_in_the_row() -> None:
+def test_canary_error_is_in_the_row() -> None:
     class Rounded(FakeEngine):
         def logprobs(self, tokens: np.ndarray) -> np.ndarray:
             return super().logprobs(tokens) + 0.25
@@ -168,7 +168,7 @@ def test_what_the_canary_differed_by_is_in_the_row() -> None:
     assert bus.row["weight_sync/canary_error"] == 0.25
 
 
-def test_the_real_transport_takes_fakes_too() -> None:
+def test_same_host_transport_accepts_fake_components() -> None:
     learner, engine = FakeLearner(), FakeEngine()
     bus = FakeBus(weight_sync(SameHostTransport(), engine, learner=learner, bucket_mb=0.5), provides=["metrics.row"])
     learner.weights = lambda: {"w": torch.full((3,), float(learner.updates))}
@@ -179,7 +179,7 @@ def test_the_real_transport_takes_fakes_too() -> None:
         assert (engine.version, engine.held["w"].tolist()) == (step, [float(step)] * 3)
 
 
-def test_the_time_of_the_sync_is_in_the_row_of_its_step() -> None:
+def test_sync_time_is_in_the_row_of_its_step() -> None:
     clock = ManualClock()
     bus = FakeBus(weight_sync(FakeTransport(before_publish=clock.advance), clock=clock), provides=["metrics.row"])
     times = []
