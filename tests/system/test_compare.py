@@ -38,14 +38,14 @@ def kept(runs: Path, folder: str, scores: list[float]) -> None:
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_study_names_configurations_that_load(compare: ModuleType, path: Path) -> None:
+def test_configurations_of_every_study_load(compare: ModuleType, path: Path) -> None:
     from hooktrainer import load_config
 
     for variant in compare.read_study(path):
         load_config(*variant.configs, overrides=variant.overrides)
 
 
-def test_the_table_has_each_seed_and_mean_and_spread(
+def test_table_has_each_seed_the_mean_and_the_spread(
     compare: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = tmp_path / "study.yaml"
@@ -76,7 +76,7 @@ def test_the_table_has_each_seed_and_mean_and_spread(
 
 
 @pytest.mark.slow
-def test_a_variant_is_trained_once_and_a_failure_is_shown(
+def test_variant_is_trained_once_and_its_failure_shown(
     compare: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = tmp_path / "study.yaml"
@@ -117,9 +117,7 @@ def test_a_run_of_another_command_or_configuration_is_trained_again(
         assert len(begun) == expected
 
 
-def test_after_a_failure_no_other_run_is_begun(
-    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_run_starts_after_a_failure(compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = tmp_path / "study.yaml"
     study.write_text("runs: {one: {}, other: {}}\n")
     begun: list[object] = []

@@ -34,14 +34,14 @@ def test_a_shipped_configuration_composes_and_trains(
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 @pytest.mark.parametrize("path", FAMILIES, ids=lambda path: path.name)
-def test_a_task_goes_on_top_of_every_family(path: Path, overlay: Path) -> None:
+def test_task_config_combines_with_every_model_config(path: Path, overlay: Path) -> None:
     config, task = load_config(path), load_config(path, overlay)
 
     assert task.task != config.task
     assert (task.algorithm, task.critic, task.optim) == (config.algorithm, config.critic, config.optim)
 
 
-def test_their_plans_need_no_torch() -> None:
+def test_plans_of_shipped_configurations_import_no_torch() -> None:
     script = """
 import sys
 from hooktrainer.cli import main
@@ -55,7 +55,7 @@ for path in sys.argv[1:]:
     assert done.stdout.count("weight_sync.sync") >= len(CONFIGS)
 
 
-def test_the_quickstart_overlaps_and_the_synchronous_run_does_not() -> None:
+def test_quickstart_overlaps_rollout_and_training_and_the_synchronous_run_does_not() -> None:
     quickstart, sync = (load_config(ROOT / "configs" / f"{name}.yaml") for name in ("quickstart", "sync"))
 
     assert (quickstart.rollout.use, sync.rollout.use) == ("thread", "inline")

@@ -57,7 +57,7 @@ ENDINGS = {
         for engine in ("thread", "process")
     ],
 )
-def test_nothing_is_left_of_a_run(ending: str, engine: str, tmp_path: Path) -> None:
+def test_no_process_or_file_remains_after_a_run(ending: str, engine: str, tmp_path: Path) -> None:
     odd, overrides, marker, code, said = ENDINGS[ending]
     run = fit(tmp_path, config(text=CONFIG if engine == "thread" else PROCESSES, **odd), *overrides)
     run.until(marker, times=2 if marker == "step " else 1)
@@ -85,7 +85,7 @@ class Full(SortDigits):
 
 
 @pytest.mark.slow
-def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_keep_the_process(tmp_path: Path) -> None:
+def test_process_exits_while_a_rollout_thread_hangs_on_a_full_queue(tmp_path: Path) -> None:
     (tmp_path / "full.py").write_text(FULL)
     # Two steps of four groups with two answers each fill it; what is dispatched ahead hangs.
     more = ["trainer.num_warmup_batches=1", "rollout.batching=group", "trainer.total_steps=2"]
@@ -101,7 +101,7 @@ def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_keep_the_process(t
 
 
 @pytest.mark.slow
-def test_a_rollout_thread_that_hangs_on_a_full_queue_does_not_hold_up_an_error(tmp_path: Path) -> None:
+def test_error_ends_the_run_while_a_rollout_thread_hangs_on_a_full_queue(tmp_path: Path) -> None:
     (tmp_path / "full.py").write_text(FULL)
     more = ["trainer.num_warmup_batches=1", "rollout.batching=group"]
     run = fit(tmp_path, config(at="iteration_end", act="raise"), "task.use=full.py:Full", *more)
@@ -151,7 +151,7 @@ class SlowEnd(Plugin):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("at", ["step", "fit_end"])
-def test_a_signal_does_not_hide_the_error_that_ended_the_run_before_it(
+def test_signal_during_the_end_of_a_failed_run_does_not_hide_the_error(
     at: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     (tmp_path / "slow_end.py").write_text(SLOW_END)
@@ -167,7 +167,7 @@ def test_a_signal_does_not_hide_the_error_that_ended_the_run_before_it(
 
 
 @pytest.mark.slow
-def test_an_error_of_an_ending_is_shown_after_the_signal_that_came_before_it(tmp_path: Path) -> None:
+def test_error_in_fit_end_after_a_signal_is_shown(tmp_path: Path) -> None:
     (tmp_path / "slow_end.py").write_text(SLOW_END)
     run = fit(tmp_path, config(plugins=["{use: 'slow_end.py:SlowEnd', at: late}"]), "trainer.total_steps=3")
     run.until("AT end")
@@ -184,7 +184,9 @@ def test_an_error_of_an_ending_is_shown_after_the_signal_that_came_before_it(tmp
     ),
     ("thread", "the process exits without it", "left running: thread mine, which does not end"),
 ])  # fmt: skip
-def test_what_a_plugin_leaves_running_is_ended_and_named(act: str, last: str, named: str, tmp_path: Path) -> None:
+def test_threads_and_processes_left_by_a_plugin_are_ended_and_named(
+    act: str, last: str, named: str, tmp_path: Path
+) -> None:
     run = fit(tmp_path, config(at="step_start", act=act), "trainer.total_steps=2")
     run.until("completed")
     since = time.monotonic()
@@ -223,7 +225,7 @@ class Third(SortDigits):
     ],
     ids=["thread raises", "process raises", "process returns early"],
 )
-def test_a_worker_that_fails_ends_the_run_within_two_seconds(text: str, act: str, said: str, tmp_path: Path) -> None:
+def test_failed_worker_ends_the_run_within_two_seconds(text: str, act: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "third.py").write_text(THIRD.replace("ACT", act))
     batch = ("trainer.ppo_mini_batch_size=4", "trainer.parameter_sync_step=1")
     run = fit(tmp_path, config(text=text), "task.use=third.py:Third", *batch)
@@ -264,7 +266,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("engine", ["inline", "thread"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_worker_that_fails_in_its_third_rollout_ends_fit_within_two_seconds_and_is_named(
+def test_worker_that_fails_in_its_third_rollout_ends_fit_within_two_seconds_and_is_named(
     fault: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, instead, cause = FAULTS[fault]
@@ -299,7 +301,7 @@ def test_a_worker_that_fails_in_its_third_rollout_ends_fit_within_two_seconds_an
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+def test_run_continues_after_its_standard_output_is_closed(tmp_path: Path) -> None:
     run = fit(tmp_path, config(), "trainer.total_steps=30")
     run.until("step")
     run.process.stdout.close()
@@ -312,7 +314,7 @@ def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_the_same_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_whose_standard_streams_are_closed(tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="save", step=5))
     run.until("step")
     run.process.stdout.close()
@@ -327,7 +329,7 @@ def test_ctrl_c_is_the_same_when_nobody_reads_its_lines_any_more(tmp_path: Path)
 
 
 @pytest.mark.parametrize("command", ["plan", pytest.param("fit", marks=pytest.mark.slow)])
-def test_a_terminal_that_knows_ascii_only_gets_ascii(command: str, tmp_path: Path) -> None:
+def test_ascii_terminal_gets_ascii_output(command: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config())
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
     done = subprocess.run(
@@ -340,7 +342,7 @@ def test_a_terminal_that_knows_ascii_only_gets_ascii(command: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_run_within_a_run_ends_with_it(tmp_path: Path) -> None:
+def test_signal_ends_a_run_inside_a_handler_and_the_outer_run(tmp_path: Path) -> None:
     (tmp_path / "inner.yaml").write_text(config(at="validation"))
     run = fit(tmp_path, config(at="before_sync", act="fit"))
     run.until("AT validation")
@@ -351,7 +353,7 @@ def test_a_run_within_a_run_ends_with_it(tmp_path: Path) -> None:
     assert run.left() == []
 
 
-def test_the_second_ctrl_c_counts_across_a_run_within_a_run(tmp_path: Path) -> None:
+def test_second_ctrl_c_leaves_both_nested_runs(tmp_path: Path) -> None:
     (tmp_path / "inner.yaml").write_text(config(at="fit_end"))
     run = fit(tmp_path, config(at="before_sync", act="fit"))
     run.until("AT before_sync")
@@ -380,7 +382,7 @@ def make() -> Callable[[], object]:
         engine.close()
 
 
-def test_a_worker_that_was_killed_while_it_starts_up_is_not_blamed_on_the_script(make: Callable[[], object]) -> None:
+def test_error_of_a_worker_killed_during_startup_does_not_blame_the_script(make: Callable[[], object]) -> None:
     engine = make()
     rollouts.publish(engine, 0)
     queue = rollouts.Queue(rollouts.groups(1))

@@ -43,7 +43,9 @@ def run(strategy: str, engine: str) -> tuple[list[dict[str, float]], dict[str, t
 
 
 @pytest.mark.parametrize("strategy", ["wait", "pace"])
-def test_threads_give_what_the_inline_run_gives(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threaded_run_gives_the_results_of_the_inline_run(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     expected_rows, expected_weights = run(strategy, "inline")
 

@@ -27,7 +27,7 @@ def run(runs: int, seed: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_many_runs_that_are_killed_anywhere_end_as_if_they_had_not_been() -> None:
+def test_runs_killed_at_random_points_resume_to_the_results_of_uninterrupted_runs() -> None:
     found = run(8, seed=1)
 
     assert [(mode["mode"], mode["runs"]) for mode in found] == [("inline", 8), ("wait", 8), ("requeue", 8)]
@@ -35,7 +35,7 @@ def test_many_runs_that_are_killed_anywhere_end_as_if_they_had_not_been() -> Non
 
 
 @pytest.mark.proof
-def test_two_hundred_runs_that_are_killed_anywhere_end_as_if_they_had_not_been() -> None:
+def test_two_hundred_runs_killed_at_random_points_resume_to_the_results_of_uninterrupted_runs() -> None:
     found = run(200, seed=2)
 
     assert all(mode["killed in a save"] > 50 and mode["killed at a time"] > 50 for mode in found)

@@ -110,7 +110,7 @@ def test_the_top_of_the_package_has_few_entries() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=named)
-def test_a_package_says_what_it_is_and_what_others_may_import(package: Path) -> None:
+def test_package_init_has_a_docstring_and_all(package: Path) -> None:
     init = package / "__init__.py"
     names = surface(init)
 
@@ -125,7 +125,7 @@ def test_a_package_says_what_it_is_and_what_others_may_import(package: Path) -> 
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_package_is_imported_by_its_surface(path: Path) -> None:
+def test_packages_import_only_the_exports_of_other_packages(path: Path) -> None:
     broken = [
         f"{named(path)}:{line}: {' '.join(filter(None, (module, name)))}: {reason}"
         for line, module, name in imports(path)
@@ -138,7 +138,7 @@ def test_a_package_is_imported_by_its_surface(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_file_is_small_enough_to_be_read(path: Path) -> None:
+def test_file_is_within_the_line_limit(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     long = [
         f"{named(path)}:{node.lineno}: {node.name} has {size} lines, at most {MAX_FUNCTION_LINES}: split it"

@@ -1,4 +1,4 @@
-"""The suite notices when the order that everything rests on is changed."""
+"""The tests detect a swap of the bands REDUCE and REPORT."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRUSTING = {
 
 
 @pytest.mark.slow
-def test_the_untouched_copy_passes(tmp_path: Path) -> None:
+def test_unchanged_copy_passes(tmp_path: Path) -> None:
     assert "1 passed" in run_mutated(tmp_path, ROWS, {})
 
 
@@ -59,7 +59,7 @@ def test_the_untouched_copy_passes(tmp_path: Path) -> None:
     ],
     ids=["the plan", "the record", "the rows"],
 )
-def test_swapping_reduce_and_report_is_noticed_by(
+def test_swapping_reduce_and_report_is_detected_by(
     tmp_path: Path, mutations: dict[str, tuple[str, str]], notices: str
 ) -> None:
     output = run_mutated(tmp_path, ROWS, mutations)

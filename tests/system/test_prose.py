@@ -26,14 +26,14 @@ def named(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
-def test_it_has_no_banned_phrase(path: Path) -> None:
+def test_text_has_no_banned_phrase(path: Path) -> None:
     found = prose.banned(path)
 
     assert not found, "\n".join(["", *found])
 
 
 @pytest.mark.parametrize("path", MODULES, ids=named)
-def test_what_is_public_in_it_has_a_docstring_of_short_sentences(path: Path) -> None:
+def test_public_members_have_docstrings_of_short_sentences(path: Path) -> None:
     public = list(prose.documented(path))
 
     found = [f"{member.place}: {member.name} has no docstring" for member in public if not member.doc]
@@ -42,7 +42,7 @@ def test_what_is_public_in_it_has_a_docstring_of_short_sentences(path: Path) -> 
     assert not found, "\n".join(["", *found])
 
 
-def test_the_files_that_do_not_pass_yet_exist() -> None:
+def test_files_excluded_from_the_check_exist() -> None:
     if not (ROOT / "hooktrainer").exists():
         pytest.skip("only the tests are here")
     assert [name for name in NOT_YET if not (ROOT / name).exists()] == []
@@ -118,7 +118,7 @@ def _private(): ...
     ]
 
 
-def test_the_words_of_a_sentence_are_counted() -> None:
+def test_words_of_a_sentence_are_counted() -> None:
     doc = "One two three. Four five\nsix seven.\n\n- eight nine\n- ten\n\n    a drawing of many words, not counted\n"
 
     assert [*prose.long_sentences(Documented("page.py:1", "x", doc), limit=3)] == [

@@ -24,7 +24,7 @@ def test_all_is_sorted_complete_and_importable(module: str) -> None:
         assert hasattr(found, name) or importlib.import_module(f"{module}.{name}")
 
 
-def test_the_tree_of_errors_is_the_one_that_is_drawn() -> None:
+def test_drawn_tree_of_errors_matches_the_classes() -> None:
     made = {
         name
         for name, found in vars(errors).items()

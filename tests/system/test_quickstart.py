@@ -25,7 +25,7 @@ def scores(rows: list[dict[str, float]]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_it_learns_to_sort_with_one_row_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart_learns_to_sort_and_writes_one_row_per_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     rows, _ = train(seed=0)
@@ -37,7 +37,9 @@ def test_it_learns_to_sort_with_one_row_a_step(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", range(5))
-def test_it_reaches_its_score_from_every_seed(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart_reaches_its_score_with_every_seed(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     rows, seconds = train(seed)

@@ -40,7 +40,7 @@ def with_blocks(*languages: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", with_blocks("python"), ids=named)
-def test_its_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, page)
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType(f"readme_of_{page.parent.name}")
@@ -71,7 +71,7 @@ def run(block: Block, module: types.ModuleType) -> None:
 
 
 @pytest.mark.parametrize("block", [block for page in pages() for block in blocks(page, "yaml")], ids=str)
-def test_its_configurations_compose(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_blocks_compose(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, block.path)
     monkeypatch.chdir(tmp_path)
     data = yaml.safe_load(block.text)
@@ -92,7 +92,7 @@ def name_of(entry: object) -> object:
 
 
 @pytest.mark.parametrize("page", with_blocks("console"), ids=named)
-def test_its_commands_run(
+def test_console_blocks_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path, page)
@@ -131,7 +131,7 @@ def exit_code_of(arguments: list[str]) -> int:
 
 @whole_project
 @pytest.mark.parametrize("page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=named)
-def test_its_links_lead_somewhere(page: Path) -> None:
+def test_links_have_a_target(page: Path) -> None:
     wrong = []
     for link in links(page):
         where, _, anchor = link.partition("#")
@@ -144,19 +144,19 @@ def test_its_links_lead_somewhere(page: Path) -> None:
 
 @whole_project
 @pytest.mark.parametrize("page", [*pages(), ROOT / "CONTRIBUTING.md"], ids=named)
-def test_the_paths_it_names_exist(page: Path) -> None:
+def test_named_paths_exist(page: Path) -> None:
     assert [path for path in paths(page) if not (ROOT / path).exists() and not (page.parent / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
-def test_its_tables_are_those_that_the_code_gives(page: Path) -> None:
+def test_generated_tables_match_the_code(page: Path) -> None:
     text = page.read_text()
 
     assert readme_tables.updated(text) == text, "run `make readme`"
 
 
-class TestTheReader:
-    """The reader of pages, on a page of its own."""
+class TestReadmeParser:
+    """Parse a README written for the test."""
 
     PAGE = """# Title: `code` and more
 
@@ -195,7 +195,7 @@ def test_it(): ...
         path.write_text(self.PAGE)
         return path
 
-    def test_it_finds_blocks_and_their_comments(self, page: Path) -> None:
+    def test_blocks_are_found_with_their_comments(self, page: Path) -> None:
         first, second = blocks(page, "console")
         (python,) = blocks(page, "python")
 
@@ -203,19 +203,19 @@ def test_it(): ...
         assert (second.overrides, second.exit_code) == (None, 2)
         assert (python.file_name, [*defined_tests(python)]) == ("shown.py", ["test_it"])
 
-    def test_it_cuts_commands_and_their_output(self, page: Path) -> None:
+    def test_console_blocks_are_split_into_commands_and_output(self, page: Path) -> None:
         fit, listing = commands(blocks(page, "console")[0])
 
         assert fit.arguments == ("hooktrainer", "fit", "run.yaml", "seed=1")
         assert fit.shown == ("step 1 ... 0.25", "...", "done in 12.5 s")
         assert listing == Command(("ls",), ())
 
-    def test_it_finds_links_anchors_and_paths(self, page: Path) -> None:
+    def test_links_anchors_and_paths_are_found(self, page: Path) -> None:
         assert links(page) == ["#title-code-and-more-1"]
         assert anchors(page) == {"title-code-and-more", "title-code-and-more-1"}
         assert paths(page) == ["tests/no_such_file.py"]
 
-    def test_it_compares_lines_in_order(self) -> None:
+    def test_shown_lines_are_compared_in_order(self) -> None:
         output = "a\nstep 1 of 9: 0.25\nother\ndone in 3.25 s\n"
 
         assert missing_line(["step 1 ... 0.25", "...", "done in 3.25 s"], output) is None
@@ -224,7 +224,7 @@ def test_it(): ...
         assert missing_line(["done in 3.25 s", "a"], output) == "a"
 
 
-def test_a_table_is_replaced_between_its_comments() -> None:
+def test_table_is_replaced_between_its_comments() -> None:
     text = "before\n\n<!-- generated: bands -->\nold\n<!-- end -->\n\nafter\n"
 
     new = readme_tables.updated(text)
@@ -236,12 +236,12 @@ def test_a_table_is_replaced_between_its_comments() -> None:
 
 
 @pytest.mark.parametrize("name", ["no_such_table", "options no_such_plugin", "bands of_what"])
-def test_an_unknown_table_is_refused(name: str) -> None:
+def test_unknown_table_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"<!-- generated: {name} -->"):
         readme_tables.updated(f"<!-- generated: {name} -->\n<!-- end -->\n")
 
 
-def test_a_table_without_an_end_is_refused() -> None:
+def test_table_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="no <!-- end -->"):
         readme_tables.updated("<!-- generated: bands -->\n| |\n")
 

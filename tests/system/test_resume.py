@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that was never broken off."""
+"""A run resumed from a checkpoint gives the results of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RESUME = "run.resume=auto"
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(SMALL)
     return tmp_path
@@ -48,7 +48,7 @@ def fit(*overrides: str) -> int:
 
 
 def prompts_trained_by(*overrides: str) -> list[str]:
-    """Fit; the prompt of every group that was learned from, in order."""
+    """Fit, and return the prompt of every trained group, in order."""
     trainer = build_trainer(load_config("run.yaml", overrides=overrides))
     learner, trained = trainer.ports.learner, list[str]()
     update = learner.update
@@ -72,8 +72,8 @@ def weights(step: int, run: str = "run") -> dict[str, torch.Tensor]:
     return load_file(f"runs/{run}/checkpoints/step_{step:08d}/tensors.safetensors")
 
 
-def lose(*steps: int, run: str = "run") -> None:
-    """As if the run had been killed before these steps were saved."""
+def delete_checkpoints(*steps: int, run: str = "run") -> None:
+    """Delete checkpoints, as if the run had been killed before it saved these steps."""
     for step in steps:
         shutil.rmtree(Path("runs", run, "checkpoints", f"step_{step:08d}"))
 
@@ -82,10 +82,10 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_resumed_run_gives_the_same_weights_and_rows_as_an_unbroken_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_resumed_run_has_the_weights_and_rows_of_an_uninterrupted_run(caplog: pytest.LogCaptureFixture) -> None:
     assert fit("run.name=whole") == 0
     shutil.copytree("runs/whole", "runs/run")
-    lose(5, 6)  # killed two steps after the last checkpoint
+    delete_checkpoints(5, 6)  # killed two steps after the last checkpoint
 
     assert fit(RESUME) == 0
 
@@ -96,7 +96,7 @@ def test_a_resumed_run_gives_the_same_weights_and_rows_as_an_unbroken_one(caplog
     assert about_rows.startswith("2 steps (5-6) after the checkpoint of step 4 are run again")
 
 
-def test_steps_run_one_by_one_are_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_after_every_step_gives_the_rows_and_weights_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     off = "plugins.validation.enabled=false"  # which judges the last step of every part, too
     assert fit("run.name=whole", off) == 0
     for total in range(1, 7):
@@ -107,7 +107,7 @@ def test_steps_run_one_by_one_are_one_run(capsys: pytest.CaptureFixture[str]) ->
     assert not Path("runs/run.1").exists()
 
 
-def test_a_run_that_is_over_says_so_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_a_completed_run_reports_already_done_and_changes_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     fit("trainer.total_steps=2")
     before = {
         path: path.read_bytes() for path in Path("runs/run").rglob("*") if path.is_file() and path.suffix != ".yaml"
@@ -124,14 +124,14 @@ def test_a_run_that_is_over_says_so_and_does_nothing(capsys: pytest.CaptureFixtu
     assert after == before
 
 
-def test_auto_begins_anew_where_nothing_is_to_go_on_from() -> None:
+def test_resume_auto_starts_a_new_run_without_a_checkpoint() -> None:
     Path("runs/run").mkdir(parents=True)
     assert fit(RESUME, "trainer.total_steps=1") == 0
     assert [row["step"] for row in rows()] == [1]
     assert [path.name for path in Path("runs").iterdir()] == ["run"]
 
 
-def test_rows_of_a_run_that_kept_no_checkpoint_are_kept_under_another_name() -> None:
+def test_resume_auto_moves_the_rows_of_a_run_without_checkpoints_to_a_numbered_directory() -> None:
     fit("trainer.total_steps=1")
     shutil.rmtree("runs/run/checkpoints")
 
@@ -139,7 +139,7 @@ def test_rows_of_a_run_that_kept_no_checkpoint_are_kept_under_another_name() -> 
     assert [row["step"] for row in rows("run.1")] == [1]
 
 
-def test_going_back_to_an_older_checkpoint_replaces_what_came_after() -> None:
+def test_resuming_from_an_older_checkpoint_replaces_later_rows_and_sets_later_checkpoints_aside() -> None:
     fit()
     assert fit("run.resume=runs/run/checkpoints/step_00000002", "trainer.total_steps=4", "seed=0") == 0
 
@@ -149,7 +149,7 @@ def test_going_back_to_an_older_checkpoint_replaces_what_came_after() -> None:
     assert "step_00000006" not in names
 
 
-def test_another_run_can_go_on_from_a_checkpoint_and_leaves_it_as_it_is() -> None:
+def test_resuming_into_another_run_leaves_the_first_run_unchanged() -> None:
     fit("trainer.total_steps=2")
     assert fit("run.name=other", "run.resume=runs/run", "trainer.total_steps=3") == 0
 
@@ -166,14 +166,14 @@ def test_another_run_can_go_on_from_a_checkpoint_and_leaves_it_as_it_is() -> Non
         (["run.resume=5"], "It is off, auto, or the path of a checkpoint"),
     ],
 )
-def test_a_resume_that_cannot_be_meant_exits_2(
+def test_invalid_resume_option_exits_2(
     overrides: Sequence[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(*overrides) == 2
     assert expected in capsys.readouterr().err
 
 
-class TestWhatDoesNotFit:
+class TestRefusedCheckpoint:
     def failed(self, capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
         capsys.readouterr()
         assert fit(RESUME, *overrides) == 1
@@ -185,20 +185,24 @@ class TestWhatDoesNotFit:
     def one_step(self) -> None:
         fit("trainer.total_steps=1")
 
-    def test_a_checkpoint_of_another_model_names_the_differences(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_resume_refuses_a_checkpoint_of_another_model_and_names_the_differences(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         said = self.failed(capsys, "model.width=32")
 
         assert "the checkpoint is of another model: " in said
         assert "its 'policy.embedding.weight' is (13, 16) float32, here (13, 32) float32" in said
 
-    def test_more_layers_are_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_resume_refuses_a_checkpoint_with_fewer_layers_and_names_the_missing_parameter(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert "it has no '" in self.failed(capsys, "model.layers=2")
 
-    def test_another_task_or_seed_is_not_gone_on_with(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_resume_refuses_a_changed_seed(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "the task, its options or the seed changed" in self.failed(capsys, "seed=1")
 
     @pytest.mark.parametrize("row", ['{"step": 1, "lo', None])
-    def test_rows_that_cannot_be_read_or_written_are_named(
+    def test_resume_names_the_metrics_file_that_cannot_be_read_or_written(
         self, capsys: pytest.CaptureFixture[str], row: str | None
     ) -> None:
         path = Path("runs/run/metrics.jsonl")
@@ -212,11 +216,11 @@ class TestWhatDoesNotFit:
         assert "metrics.jsonl" in said
         assert ("line 1, is not a row" in said) == (row is not None)
 
-    def test_a_place_to_look_for_room_that_is_not_there_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_resume_names_the_missing_path_of_disk_space(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("run.yaml").write_text(SMALL + "  - {use: disk_space, path: /nope}\n")
         assert "disk_space.path = '/nope'" in self.failed(capsys)
 
-    def test_damage_to_the_only_one_is_an_error_and_a_fresh_start_if_that_is_allowed(
+    def test_resume_refuses_a_damaged_only_checkpoint_unless_allow_fresh_is_set(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = Path("runs/run/checkpoints/step_00000001/tensors.safetensors")
@@ -235,7 +239,7 @@ class TestSchedule:
     def lrs(self) -> list[float]:
         return [row["actor/lr"] for row in rows()]
 
-    def test_it_goes_on_with_the_next_update(self) -> None:
+    def test_schedule_resumes_at_the_next_update(self) -> None:
         unbroken = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
         sizes = ("trainer.parameter_sync_step=1", "trainer.train_batch_size=4", "optim.lr_decay=10")
         fit(*self.DECAY, *sizes, "trainer.total_steps=5")
@@ -243,14 +247,14 @@ class TestSchedule:
 
         assert self.lrs() == pytest.approx(unbroken)
 
-    def test_its_unit_is_the_update_whatever_the_length_of_a_step(self) -> None:
+    def test_schedule_counts_updates_by_default(self) -> None:
         sizes = ("trainer.parameter_sync_step=4", "trainer.train_batch_size=16", "optim.lr_decay=8")
         fit(*self.DECAY, *sizes, "trainer.total_steps=1")
         fit(*self.DECAY, *sizes, "trainer.total_steps=2", RESUME)
 
         assert self.lrs() == pytest.approx([0.625, 0.125])
 
-    def test_its_unit_can_be_the_step(self) -> None:
+    def test_schedule_counts_steps_with_lr_unit_step(self) -> None:
         sizes = ("trainer.parameter_sync_step=4", "trainer.train_batch_size=16", "optim.lr_decay=2")
         unit = "optim.lr_unit=step"
         fit(*self.DECAY, *sizes, unit, "trainer.total_steps=1")
@@ -260,7 +264,7 @@ class TestSchedule:
 
 
 class TestEpochs:
-    def test_a_run_that_was_saved_at_the_end_of_an_epoch_goes_on_with_the_next(self) -> None:
+    def test_run_saved_at_the_end_of_an_epoch_resumes_with_the_next_epoch(self) -> None:
         data = ("task.size=24", "trainer.total_epochs=2", "trainer.num_warmup_batches=0")  # 3 steps an epoch
         off = "plugins.validation.enabled=false"  # which judges the last step of every part, too
         whole = prompts_trained_by("run.name=whole", *data, off)
@@ -274,7 +278,7 @@ class TestEpochs:
         assert rows() == rows("whole")
         assert all(torch.equal(tensor, weights(6, "whole")[name]) for name, tensor in weights(6).items())
 
-    def test_data_that_had_ended_is_over(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_resuming_after_the_end_of_the_data_reports_already_done(self, capsys: pytest.CaptureFixture[str]) -> None:
         data = ("task.size=20", "trainer.total_steps=null")
         assert fit(*data) == 0
         assert rows()[-1]["training/partial_iterations"] == 1
@@ -285,7 +289,7 @@ class TestEpochs:
         assert fit(*data, RESUME, "trainer.total_epochs=2") == 0
         assert rows()[-1]["ledger/groups/trained"] == 40
 
-    def test_more_steps_than_there_is_data_for_are_an_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_resume_fails_if_the_data_ended_before_total_steps(self, capsys: pytest.CaptureFixture[str]) -> None:
         fit("task.size=24", "trainer.total_steps=3")
 
         assert fit("task.size=24", "trainer.total_steps=6", RESUME) == 1
@@ -339,7 +343,7 @@ class Wasteful(Plugin):
 '''
 
 
-def test_random_numbers_go_on_where_they_were_whatever_evaluation_draws() -> None:
+def test_resume_restores_random_generators_independently_of_evaluation() -> None:
     Path("draws.py").write_text(DRAWS)
     Path("run.yaml").write_text(SMALL + "  - {use: 'draws.py:Wasteful'}\n  - {use: 'draws.py:Draws'}\n")
     fit("run.name=whole")
@@ -387,19 +391,21 @@ class Other(Counter):
         Path("run.yaml").write_text(SMALL + "  - {use: 'counter.py:Counter', name: mine}\n")
         fit("trainer.total_steps=2")
 
-    def test_they_get_their_state_back(self) -> None:
+    def test_resume_restores_the_state_of_plugins(self) -> None:
         fit(RESUME, "trainer.total_steps=5")
         state = json.loads(Path("runs/run/checkpoints/step_00000005/state.json").read_text())
         assert state["parts"]["plugins"] == {"step": 5, "state": {"mine": {"seen": 5}}}
 
-    def test_a_state_that_nobody_takes_is_an_error_with_a_suggestion(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_resume_refuses_the_state_of_an_unconfigured_plugin_with_a_suggestion(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert fit(RESUME, "plugins.mine.name=mine2", "trainer.total_steps=3") == 1
         assert "'mine', which is not in the configuration. Did you mean 'mine2'?" in capsys.readouterr().err
         assert (
             fit(RESUME, "plugins.mine.enabled=false", "plugins.checkpoint.strict=false", "trainer.total_steps=3") == 0
         )
 
-    def test_a_state_that_does_not_fit_names_the_plugin_and_the_checkpoint(
+    def test_plugin_state_that_does_not_load_names_the_plugin_and_the_checkpoint(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         Path("changed.py").write_text(self.COUNTER.replace("seen", "counted"))
@@ -412,7 +418,9 @@ class Other(Counter):
             assert cause in err
             assert ("Traceback" in err) == use.startswith("other")  # somebody's code, found by its line
 
-    def test_a_plugin_that_is_new_begins_anew_and_that_is_said(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_resume_logs_that_a_new_plugin_starts_with_its_initial_state(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         Path("run.yaml").write_text(Path("run.yaml").read_text() + "  - {use: 'counter.py:Counter', name: second}\n")
         with caplog.at_level(logging.WARNING):
             assert fit(RESUME, "trainer.total_steps=3") == 0
@@ -430,7 +438,7 @@ class Syncs(Plugin):
         self.seen.append((event.step, event.version))
 
 
-def test_a_restored_run_publishes_its_version_first_and_its_buffer_keeps_its_stamps(
+def test_resumed_run_publishes_its_version_first_and_keeps_the_dispatch_steps_of_its_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Saved at step 10, with a buffer that is two steps ahead: what was dispatched in step 9 is trained in step 11."""
@@ -456,7 +464,7 @@ def test_a_restored_run_publishes_its_version_first_and_its_buffer_keeps_its_sta
     assert row["training/off_policy/evicted_samples"] == 0
 
 
-def test_a_mark_that_is_no_state_of_this_run_is_an_error_and_not_a_traceback() -> None:
+def test_restore_refuses_an_invalid_part_of_a_checkpoint_and_names_it() -> None:
     fit("trainer.total_steps=1")
     trainer = build_trainer(load_config("run.yaml", overrides=["run.name=other", "run.resume=runs/run"]))
     state = trainer._state
@@ -472,7 +480,9 @@ def test_a_mark_that_is_no_state_of_this_run_is_an_error_and_not_a_traceback() -
 
 
 class TestOtherSettings:
-    def test_a_run_that_cannot_go_on_keeps_its_configuration(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_resume_that_is_refused_does_not_overwrite_the_config_of_the_run(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         fit("trainer.total_steps=2")
         before = Path("runs/run/config.yaml").read_text()
 
@@ -483,7 +493,7 @@ class TestOtherSettings:
         assert Path("runs/run/config.yaml").read_text() == before
 
     @pytest.mark.parametrize("path", [None, "runs/run", "runs/run/checkpoints/step_00000002"])
-    def test_what_is_other_than_before_is_named(self, path: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    def test_resume_logs_changed_settings(self, path: str | None, caplog: pytest.LogCaptureFixture) -> None:
         fit("trainer.total_steps=2")
         options = [RESUME] if path is None else [f"run.resume={path}", "run.name=other"]
         changed = ["optim.lr=0.5", "plugins.validation.every=3", "model.heads=1", "trainer.total_steps=3"]
@@ -493,14 +503,14 @@ class TestOtherSettings:
         expected = "model.heads 2 -> 1, optim.lr 0.001 -> 0.5, plugins.validation.every 2 -> 3"
         assert said(caplog).count(f"the run resumes with changed settings: {expected}") == 1
 
-    def test_nothing_is_said_where_nothing_is_other(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_resume_logs_no_settings_if_none_changed(self, caplog: pytest.LogCaptureFixture) -> None:
         fit("trainer.total_steps=1")
         fit(RESUME, "trainer.total_steps=2")
 
         assert not [line for line in said(caplog) if "changed settings" in line]
 
 
-def test_a_pointer_names_its_checkpoint_and_no_other_file_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_accepts_the_latest_pointer_and_refuses_other_files(capsys: pytest.CaptureFixture[str]) -> None:
     fit("trainer.total_steps=2")
     fit("run.name=other", "trainer.total_steps=1")
 
@@ -530,7 +540,7 @@ class Order(Plugin):
 """
 
 
-def test_a_plugins_mapping_keeps_its_order() -> None:
+def test_resume_keeps_the_order_of_a_dict_in_plugin_state() -> None:
     Path("order.py").write_text(ORDER)
     Path("run.yaml").write_text(SMALL + "  - {use: 'order.py:Order'}\n")
     fit("run.name=whole")

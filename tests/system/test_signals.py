@@ -41,7 +41,7 @@ PLACES = {
     "place",
     [pytest.param(at, marks=[] if at == "validation" else pytest.mark.slow) for at in PLACES],
 )
-def test_a_handler_that_takes_a_minute_is_broken_off_and_the_last_complete_step_stands(
+def test_slow_handler_is_interrupted_after_the_grace_time_and_the_last_complete_step_kept(
     place: str, tmp_path: Path
 ) -> None:
     run = fit(tmp_path, config(plugins=[SAVING], at=place))
@@ -59,7 +59,7 @@ def test_a_handler_that_takes_a_minute_is_broken_off_and_the_last_complete_step_
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_for_groups_in_vain_ends_within_the_grace_time(tmp_path: Path) -> None:
+def test_signal_ends_a_run_that_waits_for_groups_within_the_grace_time(tmp_path: Path) -> None:
     (tmp_path / "never.py").write_text(
         "import sys, time\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
         "@attrs.frozen(kw_only=True)\nclass Never(SortDigits):\n    def score(self, *_):\n"
@@ -77,7 +77,7 @@ def test_a_run_that_waits_for_groups_in_vain_ends_within_the_grace_time(tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_for_groups_saves_its_last_complete_step(tmp_path: Path) -> None:
+def test_signal_during_a_wait_for_groups_saves_the_last_complete_step(tmp_path: Path) -> None:
     (tmp_path / "later.py").write_text(
         "import itertools, sys, threading\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
         "CALLS = itertools.count(1)\n\n"
@@ -100,7 +100,7 @@ def test_a_run_that_waits_for_groups_saves_its_last_complete_step(tmp_path: Path
 
 
 @pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.slow)])
-def test_a_run_that_goes_from_step_to_step_saves_its_last_complete_step(engine: str, tmp_path: Path) -> None:
+def test_signal_during_training_saves_the_last_complete_step(engine: str, tmp_path: Path) -> None:
     run = fit(tmp_path, config(text=CONFIG if engine == "thread" else PROCESSES, plugins=[SAVING]))
     run.until("step", times=3)
     sent = run.send(signal.SIGTERM)
@@ -115,7 +115,7 @@ def test_a_run_that_goes_from_step_to_step_saves_its_last_complete_step(engine: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["stage", "pause", "flip"])
-def test_a_worker_that_is_stopped_in_a_sync_does_not_keep_the_run_from_ending(before: str, tmp_path: Path) -> None:
+def test_signal_ends_a_run_whose_worker_is_stopped_during_a_sync(before: str, tmp_path: Path) -> None:
     plugins = [SAVING, f"{{use: 'faulty_plugins:StopsWorkers', before: {before}}}"]
     run = fit(tmp_path, config(text=PROCESSES, plugins=plugins))
     run.until(f"AT {before}")
@@ -130,7 +130,7 @@ def test_a_worker_that_is_stopped_in_a_sync_does_not_keep_the_run_from_ending(be
 
 
 @pytest.mark.slow
-def test_the_next_command_of_a_line_does_not_run_after_ctrl_c(tmp_path: Path) -> None:
+def test_ctrl_c_also_stops_the_following_shell_command(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config(text=SLOW, plugins=[SAVING]))
     line = f"{sys.executable} -u -m hooktrainer fit run.yaml trainer.total_steps=10 && touch done; echo code $?"
     run = SubprocessRun(tmp_path, "sh", "-c", line)
@@ -158,7 +158,7 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-def test_ctrl_c_while_the_run_is_composed(tmp_path: Path) -> None:
+def test_ctrl_c_during_composition_exits_130(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text("import time\nprint('AT import', flush=True)\ntime.sleep(60)\n")
     run = fit(tmp_path, config(plugins=["'late.py:Late'"]))
     run.until("AT import")
@@ -171,7 +171,7 @@ def test_ctrl_c_while_the_run_is_composed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_the_run_is_composed_is_no_fault_of_the_plugin_being_imported(
+def test_signal_during_the_import_of_a_plugin_is_not_reported_as_its_fault(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     (tmp_path / "late.py").write_text("import time\nprint('AT import', flush=True)\ntime.sleep(60)\n")
@@ -185,7 +185,7 @@ def test_a_signal_while_the_run_is_composed_is_no_fault_of_the_plugin_being_impo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_ending_of_a_complete_run_is_not_disturbed_and_the_signal_not_lost(
+def test_signal_during_the_end_of_a_completed_run_sets_the_exit_code_only(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     run = fit(tmp_path, config(at="fit_end", act="short"), "trainer.total_steps=2")
@@ -200,7 +200,7 @@ def test_the_ending_of_a_complete_run_is_not_disturbed_and_the_signal_not_lost(
 
 
 @pytest.mark.slow
-def test_further_sigterms_do_not_disturb_the_ending(tmp_path: Path) -> None:
+def test_further_sigterms_do_not_interrupt_the_end_of_the_run(tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="fit_end", act="short"))
     run.until("step", times=2)
     run.send(signal.SIGTERM)
@@ -215,7 +215,7 @@ def test_further_sigterms_do_not_disturb_the_ending(tmp_path: Path) -> None:
     assert run.left() == []
 
 
-def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+def test_second_ctrl_c_exits_immediately(tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="fit_end"))
     run.until("step", times=2)
     run.send(signal.SIGINT)
@@ -229,7 +229,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_leaves_at_once_before_the_first_was_heeded(tmp_path: Path) -> None:
+def test_second_ctrl_c_exits_immediately_even_before_the_first_is_handled(tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="validation"))
     run.until("AT validation")
     run.send(signal.SIGINT)
@@ -243,7 +243,7 @@ def test_a_second_ctrl_c_leaves_at_once_before_the_first_was_heeded(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_worker_processes_hear_nothing_of_a_signal_to_all_and_end_with_the_run(
+def test_worker_processes_ignore_a_signal_to_the_group_and_end_with_the_run(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     run = fit(tmp_path, config(text=PROCESSES))
@@ -259,7 +259,7 @@ def test_worker_processes_hear_nothing_of_a_signal_to_all_and_end_with_the_run(
 
 
 @pytest.mark.slow
-def test_a_signal_to_all_while_worker_processes_start_up(tmp_path: Path) -> None:
+def test_signal_to_the_group_during_worker_startup_ends_the_run(tmp_path: Path) -> None:
     run = fit(tmp_path, config(text=PROCESSES, at="iteration_start", step=1))
     run.until("AT")
     sent = run.send_all(signal.SIGINT)
@@ -271,7 +271,7 @@ def test_a_signal_to_all_while_worker_processes_start_up(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_workers_do_not_outlive_a_second_ctrl_c(tmp_path: Path) -> None:
+def test_workers_end_with_the_run_after_a_second_ctrl_c(tmp_path: Path) -> None:
     run = fit(tmp_path, config(text=PROCESSES, at="fit_end"))
     run.until("step", times=2)
     run.send(signal.SIGINT)
@@ -284,7 +284,7 @@ def test_workers_do_not_outlive_a_second_ctrl_c(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("act", ["swallow", "wrap"])
-def test_an_interruption_that_a_plugin_keeps_to_itself_ends_the_run_all_the_same(act: str, tmp_path: Path) -> None:
+def test_interruption_caught_by_a_plugin_still_ends_the_run(act: str, tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="validation", act=act))
     run.until("AT")
     run.send(signal.SIGTERM)
@@ -297,7 +297,7 @@ def test_an_interruption_that_a_plugin_keeps_to_itself_ends_the_run_all_the_same
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_that_whoever_started_the_run_ignores_stays_ignored(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_ignored_by_the_parent_process_is_ignored(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config())
     run = SubprocessRun(tmp_path, *FIT, "run.yaml", preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
     run.until("step", times=2)
@@ -330,7 +330,7 @@ def script(directory: Path, text: str, run: str, **options: object) -> Subproces
 
 
 @pytest.mark.slow
-def test_handlers_are_put_back_and_those_of_the_user_are_called_after_the_end(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored_and_custom_ones_called_after_the_run(tmp_path: Path) -> None:
     text = """
 def mine(number, frame):
     print('mine', signal.Signals(number).name, Path('saved').exists())
@@ -353,7 +353,7 @@ print(before == [signal.getsignal(n) for n in HANDLED])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["completed", "SIGINT", "boom"])
-def test_a_script_has_its_handlers_and_threads_back_after_every_ending(ending: str, tmp_path: Path) -> None:
+def test_script_has_its_signal_handlers_and_thread_count_restored_after_every_end(ending: str, tmp_path: Path) -> None:
     text = """
 before = state()
 try:
@@ -377,7 +377,7 @@ print(before[1:] == after[1:], after)
 
 
 @pytest.mark.slow
-def test_a_run_in_a_thread_trains_and_leaves_signals_alone(tmp_path: Path) -> None:
+def test_run_in_a_thread_trains_without_installing_signal_handlers(tmp_path: Path) -> None:
     text = """
 before = state()
 results = []
@@ -396,7 +396,7 @@ print(before == state(), before[2] == during[2], results[0].status, results[0].s
 
 
 @pytest.mark.slow
-def test_a_terminal_that_is_closed_ends_the_run_and_takes_no_more_lines(tmp_path: Path) -> None:
+def test_closed_terminal_ends_the_run_without_further_output(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(config(at="validation"))
     ours, theirs = os.openpty()
     process = subprocess.Popen(
