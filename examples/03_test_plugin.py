@@ -11,7 +11,7 @@ from hooktrainer.events import StepEnd
 from hooktrainer.testing import FakeBus, check_plugin
 
 
-def test_it_stops_above_its_limit() -> None:
+def test_value_above_the_limit_stops_the_run() -> None:
     """Stop the run at a row above the limit, and only there."""
     bus = FakeBus(KLStop(limit=0.2), provides=["metrics.row"])
 
@@ -28,6 +28,6 @@ def test_it_needs_a_plugin_that_makes_the_row() -> None:
         FakeBus(KLStop())
 
 
-def test_it_keeps_the_contract() -> None:
+def test_plugin_passes_check_plugin() -> None:
     """Pass the checks that every plugin must pass."""
     check_plugin(KLStop)

@@ -1,6 +1,6 @@
 """Fakes and checks for tests of plugins, without a trainer, torch or a GPU.
 
-def test_it_stops_above_its_limit() -> None:
+def test_value_above_the_limit_stops_the_run() -> None:
     bus = FakeBus(KLStop(limit=0.2), provides=["metrics.row"])
     bus.fire(StepEnd, step=1, row={"actor/ppo_kl": 0.5})
     assert bus.control.reason == "ppo_kl above 0.2"
