@@ -61,7 +61,7 @@ def filled(count: int) -> WatchedBuffer:
 
 
 class TestBuffer:
-    def test_a_group_that_was_claimed_but_not_begun_does_not_time_out(self) -> None:
+    def test_claimed_group_does_not_time_out_before_it_begins(self) -> None:
         buffer = filled(3)
         claimed = buffer.claim(3, begin=False)
         buffer.clock.advance(11)
@@ -74,7 +74,7 @@ class TestBuffer:
         buffer.clock.advance(9)
         assert buffer.timed_out() == 3
 
-    def test_the_timeout_starts_with_the_claim_by_default(self) -> None:
+    def test_timeout_starts_at_the_claim_by_default(self) -> None:
         buffer = filled(1)
         buffer.claim(1)
         buffer.clock.advance(10)

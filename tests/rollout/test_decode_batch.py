@@ -63,7 +63,7 @@ def requests(*draws: list[float]) -> list[Request]:
     return [Request(PROMPT, 0, np.array(own)) for own in draws]
 
 
-def test_an_answer_ends_at_its_end_token_or_the_longest_length() -> None:
+def test_answer_ends_at_the_end_token_or_the_maximum_length() -> None:
     made = batch(Scripted([0.1, 0.2, 0.3, 0.4]))
     first, second = requests([0.05, 0.95, 0.5], [0.15, 0.0, 0.0])
     made.admit([first, second])
@@ -78,7 +78,7 @@ def test_an_answer_ends_at_its_end_token_or_the_longest_length() -> None:
     assert made.rows == []
 
 
-def test_a_prompt_is_read_once_and_gaps_are_filled_from_the_end() -> None:
+def test_prompt_is_prefilled_once_and_freed_rows_are_filled_from_the_end() -> None:
     model = Scripted([0.0, 0.5, 0.0, 0.5])
     made = batch(model)
     made.admit(requests([0.1], [0.9, 0.1], [0.1], [0.9, 0.1]))

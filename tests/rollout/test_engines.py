@@ -72,7 +72,7 @@ def serve(engine: ports.RolloutEngine, queue: Queue, count: int) -> None:
     queue.wait_for(count)
 
 
-def test_each_claimed_group_gets_n_answers_of_one_version(engine: ports.RolloutEngine) -> None:
+def test_every_claimed_group_gets_n_answers_of_one_version(engine: ports.RolloutEngine) -> None:
     assert isinstance(engine, ports.RolloutEngine)
     queue = Queue(groups(7))
     publish(engine, 3)
@@ -94,7 +94,7 @@ def test_each_claimed_group_gets_n_answers_of_one_version(engine: ports.RolloutE
 
 
 @pytest.mark.parametrize("name", ["3 threads by group", "process by group"])
-def test_groups_decoded_alone_repeat_inline_bit_for_bit(name: str) -> None:
+def test_groups_decoded_one_by_one_equal_those_of_the_inline_engine(name: str) -> None:
     engines = [made("inline by group"), made(name)]
     queues = [Queue(groups(12)), Queue(groups(12))]
     for engine, queue in zip(engines, queues, strict=True):
@@ -108,7 +108,7 @@ def test_groups_decoded_alone_repeat_inline_bit_for_bit(name: str) -> None:
             assert (one.score, one.text) == (other.score, other.text)
 
 
-def test_validation_is_greedy_and_on_the_published_weights(engine: ports.RolloutEngine) -> None:
+def test_answer_decodes_greedily_with_the_published_weights(engine: ports.RolloutEngine) -> None:
     prompts = [group.prompt for group in groups(4)]
     with pytest.raises(RolloutError, match="no weights were published"):
         engine.answer(prompts)
@@ -119,7 +119,7 @@ def test_validation_is_greedy_and_on_the_published_weights(engine: ports.Rollout
     assert engine.answer([]) == []
 
 
-def test_close_may_come_twice_and_before_start(engine: ports.RolloutEngine) -> None:
+def test_close_may_be_called_twice_and_before_start(engine: ports.RolloutEngine) -> None:
     engine.close()
     engine.close()
 
@@ -141,7 +141,7 @@ def test_a_failed_stage_does_not_change_the_version_in_use(engine: ports.Rollout
 
 
 @pytest.mark.parametrize("name", ["inline", "3 threads by group", "process by group"])
-def test_an_error_fails_its_own_group_only_with_its_reason(name: str) -> None:
+def test_error_fails_only_its_group_and_is_its_reason(name: str) -> None:
     engine = made(name, FailingTask())
     publish(engine, 0)
     kinds = [attrs.evolve(group, prompt=attrs.evolve(group.prompt, truth=str(group.number))) for group in groups(4)]
@@ -174,7 +174,7 @@ class SilentTask(Addition):
 
 
 @pytest.mark.parametrize("gives", [None, "1.0"])
-def test_a_score_that_is_no_number_is_an_error(gives: object) -> None:
+def test_score_that_is_not_a_number_is_an_error(gives: object) -> None:
     engine = made("inline", SilentTask(gives=gives))
     publish(engine, 0)
     queue = Queue(groups(1))
@@ -185,7 +185,7 @@ def test_a_score_that_is_no_number_is_an_error(gives: object) -> None:
 
 
 @pytest.mark.parametrize(("answers", "found"), [(None, "nothing"), ([], "0 answers")])
-def test_a_generator_that_returns_early_is_an_error_that_says_so(answers: object, found: str) -> None:
+def test_wrong_number_of_generated_answers_is_an_error(answers: object, found: str) -> None:
     engine = made("inline")
     engine._generator.trajectories = lambda _: answers
     publish(engine, 0)
@@ -195,7 +195,7 @@ def test_a_generator_that_returns_early_is_an_error_that_says_so(answers: object
 
 
 @pytest.mark.parametrize("name", ["inline", "process by group"])
-def test_logits_that_are_not_finite_are_an_error(name: str) -> None:
+def test_non_finite_logits_are_an_error(name: str) -> None:
     engine = made(name)
     publish(engine, 0, {key: torch.full_like(tensor, torch.nan) for key, tensor in full_state(build()).items()})
     queue = Queue(groups(2))
@@ -204,7 +204,7 @@ def test_logits_that_are_not_finite_are_an_error(name: str) -> None:
     assert all("not finite" in str(error) for error, _ in queue.failed.values())
 
 
-def test_an_interrupt_on_the_loops_thread_fails_the_groups_and_goes_on_up() -> None:
+def test_interrupt_on_the_thread_of_the_loop_fails_the_groups_and_is_raised() -> None:
     class Interrupted(Queue):
         def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
             if group.number == 1:
@@ -221,7 +221,7 @@ def test_an_interrupt_on_the_loops_thread_fails_the_groups_and_goes_on_up() -> N
 
 
 @pytest.mark.parametrize("name", ["thread", "process by group"])
-def test_a_dead_thread_wakes_the_loop_and_tells_it(name: str) -> None:
+def test_dead_thread_wakes_the_loop_and_raises_its_error(name: str) -> None:
     class Broken(Queue):
         def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
             raise LookupError("no buffer")
@@ -238,7 +238,7 @@ def test_a_dead_thread_wakes_the_loop_and_tells_it(name: str) -> None:
 
 @pytest.mark.parametrize("on_sync", ["finish", "continue"])
 @pytest.mark.parametrize("kind", [ThreadOptions, ProcessOptions])
-def test_readers_see_one_whole_version_while_weights_flip(kind: type[ThreadOptions], on_sync: str) -> None:
+def test_answers_during_flips_are_of_one_version(kind: type[ThreadOptions], on_sync: str) -> None:
     options = kind(**BASE, workers=2, slots=4, on_sync=on_sync)
     engine = options.build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
     publish(engine, 0, Versioned.state(0))
@@ -269,7 +269,7 @@ def test_readers_see_one_whole_version_while_weights_flip(kind: type[ThreadOptio
     assert (max(spans) > 1) == (on_sync == "continue")
 
 
-def test_a_long_score_does_not_delay_a_sync() -> None:
+def test_slow_score_does_not_delay_a_sync() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     @attrs.frozen(kw_only=True)
@@ -292,7 +292,7 @@ def test_a_long_score_does_not_delay_a_sync() -> None:
     assert versions_of(queue.finished[0]) == {0}
 
 
-def test_workers_claim_even_shares() -> None:
+def test_workers_claim_equal_shares() -> None:
     """Both threads answer a group: neither can finish before the other has started."""
     together = threading.Barrier(2)
 

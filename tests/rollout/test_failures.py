@@ -47,7 +47,7 @@ def fails_on(call: int, error: BaseException) -> Callable[..., float]:
 
 
 @pytest.mark.parametrize("engine", ["inline", "thread"])
-def test_an_error_leaves_fit_within_two_seconds(
+def test_error_of_a_worker_is_raised_by_fit_within_two_seconds(
     engine: str, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = ValueError("boom")
@@ -76,7 +76,7 @@ def stuck() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_score_that_never_returns_times_out_and_does_not_delay_the_end_of_the_run(
+def test_score_that_never_returns_times_out_without_delaying_the_end_of_the_run(
     stuck: threading.Event,
     config: Callable[..., object],
     monkeypatch: pytest.MonkeyPatch,
@@ -94,7 +94,7 @@ def test_a_score_that_never_returns_times_out_and_does_not_delay_the_end_of_the_
     assert "rollout-0 did not return within 1.5 s and is abandoned" in caplog.text
 
 
-def test_a_score_that_never_returns_fails_the_sync_that_waits_for_its_worker(
+def test_score_that_never_returns_fails_the_sync_that_waits_for_the_worker(
     stuck: threading.Event, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = threading.Lock()
@@ -119,7 +119,7 @@ def test_a_score_that_never_returns_fails_the_sync_that_waits_for_its_worker(
     assert trainer.ports.engine.version == int(re.search(late, str(caught.value))[1]) - 1
 
 
-def test_an_error_leaves_fit_while_another_worker_hangs(
+def test_error_of_a_worker_is_raised_by_fit_while_another_worker_hangs(
     stuck: threading.Event, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error, first = ValueError("boom"), threading.Lock()
@@ -141,7 +141,7 @@ def test_an_error_leaves_fit_while_another_worker_hangs(
 
 
 @pytest.mark.parametrize("engine", ["inline", "thread"])
-def test_an_error_within_the_budget_is_replaced_and_counted(
+def test_failed_group_within_max_failed_groups_is_replaced_and_counted(
     engine: str, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SortDigits, "score", fails_on(5, ValueError("boom")))

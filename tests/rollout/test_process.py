@@ -61,7 +61,7 @@ def started(engine: ProcessEngine, count: int = 1) -> Queue:
 
 
 class TestErrors:
-    def test_an_exception_arrives_with_its_type_and_its_remote_traceback(self, make: Make) -> None:
+    def test_exception_of_a_worker_keeps_its_type_and_traceback(self, make: Make) -> None:
         queue = started(make(Faulty(act="boom")))
         queue.wait_for(1)
         error, reason = queue.failed[0]
@@ -72,13 +72,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         "error", [PicklesOneWay("one", "other"), Unpicklable()], ids=["pickles one way", "unpicklable"]
     )
-    def test_an_exception_that_cannot_be_pickled_is_quoted(self, error: Exception) -> None:
+    def test_exception_that_cannot_be_pickled_is_reported_as_text(self, error: Exception) -> None:
         arrived = pickle.loads(pickle.dumps(PackedError.of(error))).unpack()
         assert isinstance(arrived, RolloutError)
         assert str(error) in str(arrived)
         assert type(error).__name__ in str(arrived)
 
-    def test_an_exception_that_ends_the_worker_ends_the_run(self, make: Make) -> None:
+    def test_system_exit_in_a_worker_ends_the_run(self, make: Make) -> None:
         engine = make(Faulty(act="system exit"))
         queue = started(engine)
         queue.wait_until(lambda: queue.closed)
@@ -86,7 +86,7 @@ class TestErrors:
             engine.pump()
         assert isinstance(caught.value.__cause__.__cause__, SystemExit)
 
-    def test_a_configuration_that_cannot_be_pickled_is_refused_by_build(self) -> None:
+    def test_policy_that_cannot_be_pickled_is_refused_by_build(self) -> None:
         with pytest.raises(ConfigError, match=r"cannot be pickled.*`rollout: \{use: thread\}`, which needs"):
             ProcessOptions().build(
                 policy=lambda: build(),  # noqa: PLW0108 - that is the point
@@ -97,9 +97,7 @@ class TestErrors:
 
 
 class TestDeaths:
-    def test_the_groups_of_a_killed_worker_fail_and_another_one_answers_the_next(
-        self, make: Make, tmp_path: Path
-    ) -> None:
+    def test_groups_of_a_killed_worker_fail_and_a_new_worker_answers_the_next(self, make: Make, tmp_path: Path) -> None:
         engine = make(Faulty(act="kill", once=tmp_path / "killed"))
         queue = started(engine, 2)
         queue.wait_for(1)
@@ -116,7 +114,7 @@ class TestDeaths:
         assert engine.take_metrics()["rollout/restarts"].value == 0
 
     @pytest.mark.slow
-    def test_too_many_deaths_end_the_run_with_advice(self, make: Make) -> None:
+    def test_more_deaths_than_max_restarts_end_the_run_with_a_hint(self, make: Make) -> None:
         engine = make(Faulty(act="kill"), max_restarts=1)
         queue = started(engine)
         queue.wait_for(1)
@@ -132,7 +130,7 @@ class TestDeaths:
         assert reason == "worker_died"
         assert "returned early, with exit code 0 while it answered group 0" in str(error)
 
-    def test_an_interrupt_from_the_terminal_is_for_the_engine_only(self, make: Make) -> None:
+    def test_workers_ignore_sigint(self, make: Make) -> None:
         engine = make()
         queue = started(engine)
         queue.wait_for(1)
@@ -160,7 +158,7 @@ def stuck(tmp_path: Path) -> NeverReturns:
 
 class TestSyncs:
     @pytest.mark.slow
-    def test_a_worker_whose_answer_never_ends_is_killed_by_the_sync_and_restarted(
+    def test_worker_whose_answer_never_ends_is_killed_by_a_sync_and_restarted(
         self, make: Make, stuck: NeverReturns, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine = make(stuck, sync_timeout_s=0.5)
@@ -181,7 +179,7 @@ class TestSyncs:
         assert versions_of(queue.finished[10]) == {2}
 
     @pytest.mark.slow
-    def test_too_many_workers_that_hang_fail_the_next_sync(self, make: Make, stuck: NeverReturns) -> None:
+    def test_more_hanging_workers_than_max_restarts_fail_the_next_sync(self, make: Make, stuck: NeverReturns) -> None:
         engine = make(stuck, sync_timeout_s=0.5, max_restarts=0)
         queue = started(engine, 8)
         stuck.inside.open().close()
@@ -211,7 +209,7 @@ class TestSyncs:
         queue.wait_for(2)
         assert list(queue.finished) == [0, 5]
 
-    def test_a_stopped_worker_that_takes_no_more_messages_delays_no_other(self, make: Make) -> None:
+    def test_stopped_worker_with_a_full_pipe_delays_no_other_worker(self, make: Make) -> None:
         engine = make(sync_timeout_s=0.5, workers=2)
         started(engine, 64).wait_for(64)
         with engine._pool._changed:  # one worker may have answered all groups before the other was ready
@@ -227,7 +225,7 @@ class TestSyncs:
         engine.resume()
 
     @pytest.mark.slow
-    def test_an_undo_has_a_short_deadline_and_names_late_workers(self, make: Make) -> None:
+    def test_unflip_has_a_short_deadline_and_names_late_workers(self, make: Make) -> None:
         engine = make()
         started(engine).wait_for(1)
         engine.stage(full_state(build()), 1)
@@ -245,7 +243,7 @@ class TestSyncs:
 
 
 class TestEnds:
-    def test_a_long_score_does_not_delay_a_sync(self, make: Make, blocked: WaitsInScore) -> None:
+    def test_slow_score_does_not_delay_a_sync(self, make: Make, blocked: WaitsInScore) -> None:
         engine = make(blocked)
         queue = started(engine)
         blocked.inside.open().close()
@@ -283,7 +281,7 @@ class TestEnds:
             f"rollout worker 0 (pid {pid}) did not return within 2 s; sending SIGKILL"
         ]
 
-    def test_an_engine_that_was_just_started_ends_at_once(self, make: Make) -> None:
+    def test_engine_closes_quickly_right_after_start(self, make: Make) -> None:
         engine = make(workers=2)
         started(engine)
         began = time.monotonic()
@@ -381,7 +379,7 @@ class TestRuns:
         assert [row["ledger/imbalance"] for row in rows] == [0] * 12
         assert trainer.ports.buffer.ledger.sampled.groups == 12 * 8
 
-    def test_an_error_in_a_worker_leaves_fit_within_two_seconds(self, tmp_path: Path) -> None:
+    def test_error_in_a_worker_is_raised_by_fit_within_two_seconds(self, tmp_path: Path) -> None:
         trainer = run(tmp_path, fails=True)
         with pytest.raises(RolloutError) as caught:
             trainer.fit()

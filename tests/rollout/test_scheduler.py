@@ -70,7 +70,7 @@ def logprobs_of(model: nn.Module, group: Group, answer: Trajectory, temperature:
 
 
 @pytest.mark.parametrize("slots", [1, 4, 64])
-def test_no_slot_is_empty_while_requests_wait(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_slots_are_filled_while_requests_wait(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     step = DecodeBatch.step
     monkeypatch.setattr(DecodeBatch, "step", lambda batch: (rows.append(len(batch.rows)), step(batch))[1])
@@ -95,7 +95,7 @@ def test_tokens_do_not_depend_on_other_requests_in_the_batch(options: dict[str, 
     assert tokens_of(dict(sorted(answers.items()))) == tokens_of(dict(sorted(expected.items())))
 
 
-def test_seed_and_dispatch_number_decide_the_answers() -> None:
+def test_answers_depend_on_seed_and_dispatch_number() -> None:
     group = groups(1)[0]
     first = tokens_of(run(Scheduler(made()[0]), [group]))[0]
 
@@ -103,7 +103,7 @@ def test_seed_and_dispatch_number_decide_the_answers() -> None:
     assert tokens_of(run(Scheduler(made(seed=1)[0]), [group]))[0] != first
 
 
-def test_groups_decoded_alone_repeat_bit_for_bit() -> None:
+def test_groups_batched_by_group_do_not_depend_on_other_groups() -> None:
     options = attrs.evolve(OPTIONS, batching="group")
     all_of_them = run(Scheduler(made(options)[0]), groups(6))
     for group in groups(6):
@@ -114,7 +114,7 @@ def test_groups_decoded_alone_repeat_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("batching", ["continuous", "group"])
-def test_log_probabilities_are_those_of_a_whole_forward(batching: str, temperature: float) -> None:
+def test_log_probabilities_equal_those_of_a_full_forward_pass(batching: str, temperature: float) -> None:
     options = attrs.evolve(OPTIONS, batching=batching, temperature=temperature)
     answers = run(Scheduler(made(options)[0]), groups(6))
     for group in groups(6):
@@ -134,7 +134,7 @@ def test_trajectories_carry_score_text_version_and_truncation() -> None:
             assert len(answer.tokens) == len(answer.logprobs) <= 2
 
 
-def test_a_group_takes_part_until_all_its_answers_are_complete() -> None:
+def test_group_stays_in_the_scheduler_until_all_its_answers_are_complete() -> None:
     scheduler = Scheduler(made()[0])
     scheduler.add(groups(2))
     handed_in = []
@@ -190,7 +190,7 @@ def test_partial_rollouts_use_the_new_weights_from_the_next_token(batching: str)
 
 
 @pytest.mark.parametrize("on_sync", ["finish", "continue"])
-def test_answers_of_a_failed_sync_are_not_handed_in(on_sync: str) -> None:
+def test_answers_generated_on_weights_of_a_failed_sync_are_discarded(on_sync: str) -> None:
     generator, weights = made(attrs.evolve(OPTIONS, on_sync=on_sync))
     expected = tokens_of(run(Scheduler(generator), groups(4)))
     scheduler = Scheduler(generator)
@@ -233,7 +233,7 @@ def publish_before_weights_are_taken(
 
 
 @pytest.mark.parametrize("on_sync", ["finish", "continue"])
-def test_versions_never_descend_after_a_failed_sync_that_overtook_the_opening_of_a_batch(
+def test_versions_of_an_answer_never_decrease_if_a_sync_fails_while_a_batch_opens(
     on_sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator, weights = made(attrs.evolve(OPTIONS, on_sync=on_sync))
@@ -251,7 +251,7 @@ def test_versions_never_descend_after_a_failed_sync_that_overtook_the_opening_of
     assert tokens_of(answers) == expected
 
 
-def test_answers_of_a_failed_sync_are_discarded_also_if_its_version_was_published_again_meanwhile() -> None:
+def test_answers_of_a_failed_sync_are_discarded_even_if_its_version_is_published_later() -> None:
     generator, weights = made(attrs.evolve(OPTIONS, n=2, slots=1))
     scheduler = Scheduler(generator)
     weights.stage(full_state(build(scale=2.0, seed=2)), 1)

@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     return now
 
 
-def test_metrics_are_merged_and_taken_once() -> None:
+def test_take_returns_merged_metrics_once() -> None:
     stats = RolloutStats()
     stats.record({"a": Sum(1), "b": Sum(2)})
     stats.record({"a": Sum(3)})
@@ -26,7 +26,7 @@ def test_metrics_are_merged_and_taken_once() -> None:
     assert stats.take() == {}
 
 
-def test_a_wait_during_a_sync_is_for_weights_and_the_rest_is_for_groups(clock: list[float]) -> None:
+def test_waits_during_a_sync_count_for_weights_and_others_for_groups(clock: list[float]) -> None:
     stats = RolloutStats()
     first = stats.mark()
     clock[0] += 1  # groups
@@ -44,7 +44,7 @@ def test_a_wait_during_a_sync_is_for_weights_and_the_rest_is_for_groups(clock: l
     assert metrics["timing_s/engine_wait_weights"].value == 2 + 4 + 4
 
 
-def test_a_sync_in_progress_counts_up_to_the_present(clock: list[float]) -> None:
+def test_active_sync_counts_up_to_now(clock: list[float]) -> None:
     stats = RolloutStats()
     stats.begin_sync()
     clock[0] += 1
