@@ -63,7 +63,7 @@ class TestStaleness:
         assert [group.staleness(5) for group in batch.groups] == [2, 1]
         assert batch.evicted == (3,)
 
-    def test_time_in_the_queue_ages_the_data(self) -> None:
+    def test_staleness_includes_time_in_the_queue(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(2))
         finished(buffer, [3])
@@ -139,7 +139,7 @@ class TestSampling:
 
         assert [group.number for group in batch.groups] == list(range(size))
 
-    def test_a_batch_is_short_only_when_nothing_more_can_come(self) -> None:
+    def test_batch_is_short_only_at_the_end_of_the_data(self) -> None:
         buffer = GroupBuffer()
         finished(buffer, [1])
 
@@ -186,7 +186,7 @@ class TestSampling:
         ):
             buffer.sample(1, 2, lambda lost: finished(buffer, [1]))
 
-    def test_closing_wakes_all_waiting_threads(self) -> None:
+    def test_close_wakes_all_waiting_threads(self) -> None:
         buffer = GroupBuffer()
         buffer.dispatch(prompts(1))
         buffer.claim(1)
@@ -209,7 +209,7 @@ class TestSampling:
 
 
 class TestStates:
-    def test_a_failed_group_leaves_the_next_sample_with_its_cause(self) -> None:
+    def test_failed_group_raises_in_the_next_sample_with_its_cause(self) -> None:
         buffer, error = GroupBuffer(), ValueError("boom")
         buffer.dispatch(prompts(2))
         first, second = buffer.claim(2)
@@ -235,7 +235,7 @@ class TestStates:
 
         assert f"handed in {handed_in!r} instead of answers" in str(caught.value.__cause__)
 
-    def test_a_group_is_handed_in_once(self) -> None:
+    def test_finishing_a_group_twice_is_an_error(self) -> None:
         buffer = GroupBuffer()
         buffer.dispatch(prompts(1))
         (group,) = buffer.claim(1)
@@ -246,7 +246,7 @@ class TestStates:
         with pytest.raises(ValueError, match="group 0 is not running"):
             buffer.fail(group, ValueError())
 
-    def test_the_error_of_a_filter_leaves_sample_and_other_groups_end_as_usual(self) -> None:
+    def test_error_of_a_filter_is_raised_by_sample_and_other_groups_finish(self) -> None:
         def judge(group: Group) -> bool:
             raise ZeroDivisionError(f"no filter for {group.number}")
 
@@ -266,7 +266,7 @@ class TestStates:
         assert buffer.take_metrics()["replay/running"].value == 0
         assert (buffer.ledger.dropped["failed"].groups, buffer.ledger.imbalance) == (2, 0)
 
-    def test_answers_that_cannot_be_counted_leave_the_group_running_until_it_is_failed(self) -> None:
+    def test_group_finished_with_invalid_answers_stays_running_until_it_is_failed(self) -> None:
         buffer = GroupBuffer()
         buffer.dispatch(prompts(1))
         (group,) = buffer.claim(1)
@@ -278,7 +278,7 @@ class TestStates:
         assert buffer.take_metrics()["replay/running"].value == 0
         assert buffer.ledger.finished.groups == 0
 
-    def test_the_version_does_not_go_backwards(self) -> None:
+    def test_version_must_not_decrease(self) -> None:
         buffer = GroupBuffer()
         buffer.advance(3)
 
@@ -296,7 +296,7 @@ class TestStates:
         assert [counts[f"replay/{state}"] for state in ("pending", "running", "finished")] == [3, 1, 2]
 
     @pytest.mark.parametrize("state", ["pending", "running", "finished"])
-    def test_trainable_is_right_in_every_state(self, state: str) -> None:
+    def test_trainable_depends_on_the_states_of_groups(self, state: str) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(2))
         assert not buffer.trainable(1)
@@ -387,7 +387,7 @@ class TestFailures:
         assert "group_timeout_s = 30" in caplog.text
         assert buffer.take_metrics()["replay/handed_in_late"].value == 1
 
-    def test_a_dead_worker_has_its_prompt_dispatched_again_as_a_new_entry(self) -> None:
+    def test_prompt_of_a_dead_worker_is_dispatched_again_as_a_new_group(self) -> None:
         buffer = GroupBuffer()
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
         dispatcher.request(1)
@@ -404,7 +404,7 @@ class TestFailures:
         assert (group.number, group.prompt) == (1, lost_group.prompt)
         assert buffer.ledger.dispatched == 2
 
-    def test_too_many_lost_groups_end_the_run(self) -> None:
+    def test_more_lost_groups_than_max_lost_groups_end_the_run(self) -> None:
         buffer = GroupBuffer(ReplayOptions(max_lost_groups=1))
         buffer.dispatch(prompts(2))
         for group in buffer.claim(2):
@@ -417,9 +417,7 @@ class TestFailures:
 
 
 class TestReminders:
-    def test_waiting_is_logged_once_a_minute_and_not_when_another_deadline_passes(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_waiting_is_logged_once_a_minute_only(self, caplog: pytest.LogCaptureFixture) -> None:
         clock = ManualClock()
         buffer = Waiting(ReplayOptions(group_timeout_s=7, sample_timeout_s=200), clock)
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
@@ -451,7 +449,7 @@ class Waiting(GroupBuffer):
 
 
 class TestRequeue:
-    def test_requeue_dispatches_the_prompt_again_with_a_new_stamp(self) -> None:
+    def test_requeue_dispatches_the_prompt_again_with_a_new_dispatch_step(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Requeue(1))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
@@ -469,7 +467,7 @@ class TestRequeue:
         assert [(group.number, group.stamp, group.prompt.text) for group in batch.groups] == [(1, 2, "0")]
         assert batch.evicted == (2,)
 
-    def test_a_prompt_that_is_dropped_repeatedly_is_named_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_repeatedly_dropped_prompt_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(1))
         same = prompts(1)
@@ -483,7 +481,7 @@ class TestRequeue:
         assert caplog.text.count("prompt '0' was dropped as stale 3 times and never trained") == 1
         assert buffer.take_metrics()["replay/dropped_repeatedly"].value == 1
 
-    def test_drops_are_counted_for_the_last_dropped_prompts_only(self) -> None:
+    def test_drops_are_counted_for_a_limited_number_of_prompts(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(1))
         buffer.advance(1)
@@ -497,9 +495,7 @@ class TestRequeue:
         drops = buffer.state_dict()["statistics"]["drops"]  # type: ignore[index]
         assert list(drops) == [str(number) for number in range(2000 - REMEMBERED_PROMPTS, 2000)]
 
-    def test_a_prompt_dropped_among_many_others_is_named_and_its_count_survives_a_restart(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_dropped_prompt_is_logged_and_its_count_is_restored(self, caplog: pytest.LogCaptureFixture) -> None:
         same, others = prompts(1)[0], iter(prompts(1 + 2 * REMEMBERED_PROMPTS)[1:])
         statistics = ReplayStatistics()
         for _ in range(2):
@@ -514,7 +510,7 @@ class TestRequeue:
 
 
 class TestPace:
-    def test_the_budget_is_the_only_source_of_dispatch(self) -> None:
+    def test_pace_dispatches_only_its_budget(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(2))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=4)
@@ -528,7 +524,7 @@ class TestPace:
         assert buffer.ledger.outstanding == 12
 
     @pytest.mark.parametrize("groups_per_step", [1, 2, 4, 16])
-    def test_steps_of_another_size_after_a_restart_leave_what_was_planned_before(self, groups_per_step: int) -> None:
+    def test_restored_pace_budget_keeps_earlier_steps_if_the_step_size_changes(self, groups_per_step: int) -> None:
         before, after = GroupBuffer(), GroupBuffer()
         for buffer in (before, after):
             buffer.set_policy(Pace(2))
@@ -547,7 +543,7 @@ class TestPace:
         assert after.ledger.outstanding == max(4, 2 * groups_per_step)
         assert after.may_dispatch(0, groups_per_step) == 0
 
-    def test_may_dispatch_changes_nothing(self) -> None:
+    def test_may_dispatch_does_not_change_the_state(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(2))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=4)
@@ -559,7 +555,7 @@ class TestPace:
         after = buffer.state_dict()
         assert {key: before[key] for key in SMALL} == {key: after[key] for key in SMALL}
 
-    def test_steps_of_another_size_count_from_the_resume_even_if_nothing_may_be_dispatched(self) -> None:
+    def test_changed_step_size_applies_from_the_resume_even_if_no_group_may_be_dispatched(self) -> None:
         before, after = GroupBuffer(), GroupBuffer()
         for buffer in (before, after):
             buffer.set_policy(Pace(2))
@@ -573,7 +569,7 @@ class TestPace:
 
         assert [after.may_dispatch(0, 1), after.may_dispatch(0, 16)] == [0, 2]
 
-    def test_a_dropped_group_makes_room_in_the_budget(self) -> None:
+    def test_dropped_group_frees_budget(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(1))
         dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)
@@ -588,7 +584,7 @@ class TestPace:
 
         assert [group.number for group in buffer.sample(1, 1, refill).groups] == [1]
 
-    def test_in_order_waits_for_the_oldest_group(self) -> None:
+    def test_in_order_samples_wait_for_the_oldest_group(self) -> None:
         buffer = GroupBuffer()
         buffer.set_policy(Pace(1, in_order=True))
         buffer.dispatch(prompts(3))
@@ -633,7 +629,7 @@ class TestCapacity:
 
 
 @pytest.mark.slow
-def test_the_work_of_a_sample_does_not_grow_with_the_number_of_groups() -> None:
+def test_cost_of_a_sample_does_not_grow_with_the_number_of_groups() -> None:
     def calls_of_a_cycle(groups: int) -> int:
         buffer = GroupBuffer()
         buffer.set_policy(Drop(1))
@@ -674,7 +670,7 @@ class Counting:
     broken: int = 0
 
 
-def test_producers_and_the_consumer_never_see_a_half_written_group() -> None:
+def test_consumer_never_sees_a_partially_written_group() -> None:
     buffer, counting = GroupBuffer(), Counting()
     buffer.dispatch(prompts(2000))
 

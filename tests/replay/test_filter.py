@@ -17,7 +17,7 @@ from hooktrainer.run.loading import config_from_mapping
     [{"use": "inline"}, {"use": "thread", "workers": 1}, {"use": "thread", "workers": 3}],
     ids=["inline", "one thread", "three threads"],
 )
-def test_the_error_of_a_filter_leaves_fit_and_no_group_is_left_running(
+def test_error_of_a_filter_is_raised_by_fit_and_no_group_stays_running(
     rollout: dict[str, object], tmp_path: Path
 ) -> None:
     judged: list[str] = []

@@ -128,7 +128,7 @@ def group(number: int, stamp: int, *lengths: int) -> Group:
 
 
 class TestBooks:
-    def test_ages_from_stamps_equal_ages_from_moves(self) -> None:
+    def test_ages_by_dispatch_step_equal_ages_by_version_moves(self) -> None:
         ledger = Ledger()
         ledger.open(group(0, 1))
         ledger.open(group(1, 1))
@@ -140,7 +140,7 @@ class TestBooks:
 
         assert (ledger.outstanding, ledger.imbalance) == (1, 0)
 
-    def test_a_changed_stamp_unbalances_the_ledger(self) -> None:
+    def test_changed_dispatch_step_unbalances_the_ledger(self) -> None:
         ledger = Ledger()
         ledger.open(group(0, 1))
         ledger.move(1)
@@ -148,7 +148,7 @@ class TestBooks:
 
         assert ledger.imbalance == -1
 
-    def test_it_is_kept_in_groups_trajectories_and_tokens(self) -> None:
+    def test_ledger_counts_groups_trajectories_and_tokens(self) -> None:
         ledger = Ledger()
         for number, lengths in enumerate([(2, 4), (1, 1), (7, 9)]):
             ledger.open(group(number, 1))
@@ -163,7 +163,7 @@ class TestBooks:
         assert totals["ledger/groups/dispatched"] == 3
         assert totals["training/off_policy/length_bias"] == pytest.approx((8 / 4) / (24 / 6))
 
-    def test_a_strict_buffer_raises_at_the_next_move(self) -> None:
+    def test_strict_buffer_raises_an_imbalance_at_the_next_version(self) -> None:
         buffer = GroupBuffer(strict=True)
         buffer.dispatch(FakePrompts().take(1))
         (claimed,) = buffer.claim(1)
@@ -174,7 +174,7 @@ class TestBooks:
         with pytest.raises(LedgerError, match="at version 2 the ledger is off by -1"):
             buffer.advance(2)
 
-    def test_without_strictness_it_is_a_metric(self) -> None:
+    def test_buffer_that_is_not_strict_reports_an_imbalance_as_metric(self) -> None:
         buffer = GroupBuffer()
         buffer.dispatch(FakePrompts().take(1))
         (claimed,) = buffer.claim(1)
@@ -186,7 +186,7 @@ class TestBooks:
         assert buffer.take_metrics()["ledger/imbalance"].value == -1
 
 
-def test_drop_refuses_what_a_failure_budget_allows_and_then_raises_the_original() -> None:
+def test_drop_tolerates_failures_up_to_the_limit_and_then_raises_the_first_error() -> None:
     buffer = GroupBuffer(ReplayOptions(max_failed_groups=1))
     buffer.set_policy(Drop(1))
     dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=1)

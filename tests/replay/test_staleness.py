@@ -26,7 +26,7 @@ RUN = {
 
 
 @given(st.integers(1, 9), st.integers(1, 20))
-def test_each_decides_by_its_threshold(threshold: int, staleness: int) -> None:
+def test_strategies_decide_by_their_threshold(threshold: int, staleness: int) -> None:
     assert Drop(threshold).evicts(staleness) == Requeue(threshold).evicts(staleness) == (staleness > threshold)
     assert Wait(threshold).waits_for(staleness) == (staleness >= threshold)
     assert not Wait(threshold).evicts(staleness)
@@ -34,13 +34,13 @@ def test_each_decides_by_its_threshold(threshold: int, staleness: int) -> None:
     assert not Drop(threshold).waits_for(staleness)
 
 
-def test_only_requeue_sends_a_prompt_again() -> None:
+def test_only_requeue_dispatches_a_prompt_again() -> None:
     requeues = {name: STRATEGIES.resolve(name)(1).requeues for name in STRATEGIES}
 
     assert requeues == {"drop": False, "pace": False, "requeue": True, "wait": False}
 
 
-def test_pace_allows_what_can_be_trained_in_time() -> None:
+def test_pace_budget_covers_the_groups_that_can_be_trained_in_time() -> None:
     budget = Pace(3).budget(version=2, trained=16, outstanding=10, per_step=8)
 
     assert budget == (3 + 2) * 8 - (16 + 10) == 14
@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_strategy_is_registered_or_is_a_class_of_a_module_or_file(folder: Path) -> None:
+def test_strategy_is_resolved_by_name_module_or_file(folder: Path) -> None:
     assert STRATEGIES.resolve("wait")(2, True) == Wait(2, in_order=True)
     assert STRATEGIES.resolve("my_strategies:Fresh")(5).evicts(2)
     assert STRATEGIES.resolve(f"{folder}/my_strategies.py:Fresh")(5).evicts(2)
@@ -100,7 +100,7 @@ def test_a_strategy_is_registered_or_is_a_class_of_a_module_or_file(folder: Path
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_a_name_that_is_no_strategy_is_refused(name: str, message: str) -> None:
+def test_unknown_strategy_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         STRATEGIES.resolve(name)
     with pytest.raises(ConfigError, match=message):
@@ -130,7 +130,7 @@ def test_a_strategy_in_a_file_is_relative_to_the_yaml_that_names_it(
     assert config.plugins[1].options == {"max_off_policy_strategy": f"{folder}/more/mine.py:Fresh"}
 
 
-def test_the_base_keeps_everything() -> None:
+def test_base_strategy_evicts_nothing_and_never_waits() -> None:
     base = Strategy()
 
     assert not base.evicts(99)
