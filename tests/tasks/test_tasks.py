@@ -29,7 +29,7 @@ def first(task: ports.Task, seed: int, count: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=str)
-def test_truths_are_right_and_written_in_the_alphabet(task: ports.Task) -> None:
+def test_truths_are_correct_and_use_the_alphabet(task: ports.Task) -> None:
     for text, truth in first(task, seed=3, count=50):
         question = text[:-1]
         if isinstance(task, SortDigits):
@@ -52,11 +52,11 @@ def test_heldout_prompts_are_different_fixed_and_never_trained_on(task: ports.Ta
         assert not {text for text, _ in first(task, seed, 500)} & {text for text, _ in heldout}
 
 
-def test_seeds_decide_which_prompts_come() -> None:
+def test_prompts_depend_on_the_seed() -> None:
     assert first(SortDigits(), 1, 20) == first(SortDigits(), 1, 20) != first(SortDigits(), 2, 20)
 
 
-def test_more_held_out_prompts_than_there_are_is_an_error() -> None:
+def test_more_held_out_prompts_than_exist_are_an_error() -> None:
     with pytest.raises(ConfigError, match="1000 held-out prompts were requested"):
         SortDigits(digits=2).heldout(1000)
 
@@ -69,7 +69,7 @@ class OneWord(GeneratedTask):
         return self.word, self.word
 
 
-def test_a_task_whose_prompts_all_fall_into_one_set_says_so() -> None:
+def test_task_without_training_or_held_out_prompts_is_an_error() -> None:
     words = {_is_heldout(word): word for word in map(str, range(100))}
 
     with pytest.raises(ConfigError, match="has no training prompts"):
@@ -117,7 +117,7 @@ def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
 
 
 @given(st.text("abc", max_size=20))
-def test_tokens_read_back_as_the_text(text: str) -> None:
+def test_decode_of_encode_is_the_text(text: str) -> None:
     tokenizer = CharTokenizer("abc")
     tokens = tokenizer.encode(text)
     assert tokens.dtype == np.int64
@@ -132,12 +132,12 @@ def test_special_tokens_inside_an_answer_stay_visible() -> None:
 
 
 @pytest.mark.parametrize("alphabet", ["", "aba"])
-def test_an_alphabet_needs_different_characters(alphabet: str) -> None:
+def test_alphabet_must_have_distinct_characters(alphabet: str) -> None:
     with pytest.raises(ConfigError, match="at least one character, all different"):
         CharTokenizer(alphabet)
 
 
-def test_a_foreign_character_is_named() -> None:
+def test_character_outside_the_alphabet_is_named() -> None:
     with pytest.raises(ConfigError, match="'z' in 'az' is not in the alphabet 'ab'"):
         CharTokenizer("ab").encode("az")
 
@@ -151,7 +151,7 @@ def test_prompt_source_is_a_port() -> None:
     assert all(isinstance(task, ports.Task) for task in TASKS)
 
 
-def test_epochs_are_joined_and_only_the_last_batch_is_short() -> None:
+def test_batches_span_epochs_and_only_the_last_one_is_short() -> None:
     prompts = prompts_of(SortDigits(size=5), total_epochs=2)
     sizes = []
     texts = []
@@ -165,13 +165,13 @@ def test_epochs_are_joined_and_only_the_last_batch_is_short() -> None:
     assert prompts.take(3) == ()
 
 
-def test_prompts_come_tokenized_with_their_truth() -> None:
+def test_prompts_have_tokens_and_truth() -> None:
     prompt = prompts_of(SortDigits()).take(1)[0]
     assert len(prompt.tokens) == 7
     assert prompt.truth == "".join(sorted(prompt.text[:-1]))
 
 
-def test_heldout_does_not_depend_on_the_seed_or_move_the_stream() -> None:
+def test_heldout_depends_on_no_seed_and_consumes_no_training_prompt() -> None:
     one, two = prompts_of(SortDigits(), seed=1), prompts_of(SortDigits(), seed=2)
     assert [prompt.text for prompt in one.heldout(5)] == [prompt.text for prompt in two.heldout(5)]
     assert [prompt.text for prompt in one.take(5)] == [
