@@ -65,23 +65,23 @@ class Stopper(Plugin):
 
 
 class TestFakeBus:
-    def test_a_plugin_is_tested_in_three_lines(self, fake_bus: Callable[..., FakeBus]) -> None:
+    def test_fake_bus_calls_the_handlers_of_a_plugin(self, fake_bus: Callable[..., FakeBus]) -> None:
         bus = fake_bus(Stopper(limit=0.2), provides=["metrics.row"])
         bus.fire(StepEnd, step=1, row={"loss": 0.5})
         assert bus.control.reason == "loss above 0.2"
 
-    def test_it_works_a_hundred_times(self) -> None:
+    def test_many_fake_buses_are_independent(self) -> None:
         stoppers = [Stopper() for _ in range(100)]
         for stopper in stoppers:
             FakeBus(stopper, provides=["metrics.row"]).fire(StepEnd, row={"loss": 0.0})
 
         assert [stopper.seen for stopper in stoppers] == [1] * 100
 
-    def test_what_is_not_provided_is_missing_as_in_a_run(self) -> None:
+    def test_data_that_is_not_provided_is_a_plan_error(self) -> None:
         with pytest.raises(PlanError, match="needs 'metrics.row', which no handler makes"):
             FakeBus(Stopper())
 
-    def test_a_read_in_weights_synced_is_refused_as_in_a_run(self) -> None:
+    def test_read_of_the_row_in_weights_synced_is_refused(self) -> None:
         @attrs.define
         class Early(Plugin):
             @on(WeightsSynced, priority=Priority.REPORT, needs=["metrics.row"])
@@ -90,7 +90,7 @@ class TestFakeBus:
         with pytest.raises(PlanError, match="reads 'metrics.row' before <stand-in for metrics.row>"):
             FakeBus(Early(), provides=["metrics.row"])
 
-    def test_a_stand_in_sits_where_it_is_told(self) -> None:
+    def test_stand_in_has_the_given_event_and_priority(self) -> None:
         @attrs.define
         class Reader(Plugin):
             @on(StepEnd, priority=Priority.EVALUATE, needs=["judge.scores"])
@@ -102,7 +102,7 @@ class TestFakeBus:
         with pytest.raises(ConfigError, match=r"no built-in plugin makes that; add the place"):
             FakeBus(Reader(), provides=["judge.scores"])
 
-    def test_what_plugins_add_is_in_the_row(self) -> None:
+    def test_row_has_the_metrics_added_by_plugins(self) -> None:
         @attrs.define
         class Adds(Plugin):
             @on(IterationEnd, adds=["metrics.row"])
@@ -116,7 +116,7 @@ class TestFakeBus:
 
         assert bus.row == {"mine": 4.0}
 
-    def test_the_stand_in_syncs_inside_step_end(self) -> None:
+    def test_stand_in_for_weight_sync_emits_weights_synced_in_step_end(self) -> None:
         heard: list[Event] = []
 
         @attrs.define
@@ -130,7 +130,7 @@ class TestFakeBus:
 
         assert [(event.step, event.version, event.last) for event in heard] == [(3, 3, True)]
 
-    def test_a_version_that_is_not_the_step_is_refused(self) -> None:
+    def test_weights_synced_with_a_version_other_than_the_step_is_refused(self) -> None:
         @attrs.define
         class Wrong(Plugin):
             @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
@@ -140,7 +140,7 @@ class TestFakeBus:
         with pytest.raises(SyncError, match="has step 1 but version 2"):
             FakeBus(Wrong()).fire(StepEnd)
 
-    def test_what_another_plugin_would_send_is_fired_by_hand(self) -> None:
+    def test_fire_accepts_events_of_other_plugins(self) -> None:
         @attrs.frozen(kw_only=True)
         class Judged(Event):
             score: float
@@ -162,7 +162,7 @@ class TestFakeBus:
 
         assert heard == [0.5]
 
-    def test_fields_left_out_are_those_of_a_run(self) -> None:
+    def test_omitted_event_fields_have_the_values_of_a_run(self) -> None:
         bus = FakeBus()
 
         assert [bus.fire(kind, step=3).version for kind in (IterationEnd, StepEnd, WeightsSynced, FitEnd)] == [
@@ -174,7 +174,7 @@ class TestFakeBus:
         with pytest.raises(TypeError):
             bus.fire(IterationEnd, metrics={"a": {"b": 1}}).metrics["a"]["b"] = 2
 
-    def test_addresses_are_those_of_the_list(self) -> None:
+    def test_fault_addresses_are_positions_in_the_list(self) -> None:
         with pytest.raises(PlanError, match=r"^plugins\[0\]: stopper.stop"):
             FakeBus(Stopper(), provides=["weights.published"])
 
@@ -182,7 +182,7 @@ class TestFakeBus:
         with pytest.raises(TypeError, match=r"StepEnd has no field 'setp'. Did you mean 'step'\?"):
             FakeBus().fire(StepEnd, setp=1)
 
-    def test_fit_end_gets_the_record_of_a_step_that_is_still_open(self) -> None:
+    def test_fit_end_has_the_record_of_an_open_step(self) -> None:
         seen: list[object] = []
 
         @attrs.define
@@ -198,7 +198,7 @@ class TestFakeBus:
 
         assert seen == [None, False]
 
-    def test_a_port_that_nobody_bound_says_how_to_bind_it(self) -> None:
+    def test_unbound_port_is_an_error_that_shows_how_to_bind_it(self) -> None:
         @attrs.define
         class Uses(Plugin):
             engine: port_types.RolloutEngine = port()
@@ -212,7 +212,7 @@ class TestFakeBus:
 
 
 class TestCheckPlugin:
-    def test_a_good_plugin_passes(self) -> None:
+    def test_valid_plugin_passes(self) -> None:
         check_plugin(Stopper)
         check_plugin(Stopper, limit=0.5)
 
@@ -234,7 +234,7 @@ class TestCheckPlugin:
         with pytest.raises(AssertionError, match="Silent has no docstring"):
             check_plugin(Silent)
 
-    def test_a_class_that_forgot_attrs_fails(self) -> None:
+    def test_class_without_attrs_fails(self) -> None:
         class Forgot(Plugin):
             """Has no decorator."""
 
@@ -252,7 +252,7 @@ class TestCheckPlugin:
         with pytest.raises(AssertionError, match="does not attach: .*takes one argument"):
             check_plugin(Wrong)
 
-    def test_a_state_that_does_not_come_back_fails(self) -> None:
+    def test_state_that_is_not_restored_fails(self) -> None:
         @attrs.define
         class Forgetful(Stopper):
             """Keeps less than it declares."""
@@ -281,7 +281,7 @@ class TestCheckPlugin:
             lambda: {1: {"$odd": (1, 2)}},
         ],
     )
-    def test_a_state_that_a_checkpoint_keeps_passes(self, make: Callable[[], object]) -> None:
+    def test_state_that_a_checkpoint_supports_passes(self, make: Callable[[], object]) -> None:
         @attrs.define
         class Keeps(Plugin):
             """Keeps something."""
@@ -290,7 +290,7 @@ class TestCheckPlugin:
 
         check_plugin(Keeps)
 
-    def test_a_set_may_list_its_members_in_another_order(self) -> None:
+    def test_set_restored_in_another_order_passes(self) -> None:
         members = set(range(100))
         members.difference_update({*range(100)} - {1, 32})
         assert [*members] != [*{*[*members]}]
@@ -309,7 +309,7 @@ class TestCheckPlugin:
 
         check_plugin(Keeps)
 
-    def test_a_state_that_no_checkpoint_keeps_is_named(self) -> None:
+    def test_state_that_no_checkpoint_supports_fails(self) -> None:
         @attrs.define
         class Keeps(Plugin):
             """Keeps a path."""
@@ -322,7 +322,7 @@ class TestCheckPlugin:
     @pytest.mark.parametrize(
         "make", [lambda: random.Random(1), lambda: torch.zeros(2), lambda: np.zeros(2), lambda: [0.0], lambda: {0}]
     )
-    def test_a_state_that_comes_back_otherwise_fails(self, make: Callable[[], Any]) -> None:
+    def test_state_that_is_restored_with_changes_fails(self, make: Callable[[], Any]) -> None:
         @attrs.define
         class Changes(Plugin):
             """Makes something else of what it gets back."""
@@ -343,7 +343,7 @@ class TestCheckPlugin:
 
 
 class TestState:
-    def test_it_comes_back_and_is_strict(self) -> None:
+    def test_load_state_dict_restores_the_state_and_refuses_unknown_keys(self) -> None:
         first, second = Stopper(), Stopper()
         first.seen = 3
         second.load_state_dict(first.state_dict())
@@ -356,10 +356,10 @@ class TestState:
 
 class TestOrderIndependence:
     @pytest.mark.slow
-    def test_the_quickstart_does_not_depend_on_the_order_of_its_list(self) -> None:
+    def test_quickstart_plugins_do_not_depend_on_their_order(self) -> None:
         check_order_independent(QUICKSTART)
 
-    def test_a_list_that_does_is_found(self, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_order_dependence_is_detected(self, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
         source = (
             "import attrs\nfrom hooktrainer import Plugin, Priority, on\nfrom hooktrainer.events import StepEnd\n"
             "from hooktrainer.metrics import Last\n\n"
@@ -389,7 +389,7 @@ class ComputedWeights(dict):
         return {}
 
 
-def test_every_port_has_a_fake_that_fits_it() -> None:
+def test_every_port_has_a_fake_that_implements_it() -> None:
     fakes = {
         port_types.CheckpointStore: FakeCheckpointStore(),
         port_types.Clock: ManualClock(),
@@ -415,6 +415,6 @@ def test_every_port_has_a_fake_that_fits_it() -> None:
     assert runtime == set(fakes)
 
 
-def test_the_test_kit_needs_no_torch() -> None:
+def test_test_kit_imports_no_torch() -> None:
     script = "import hooktrainer.testing, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
