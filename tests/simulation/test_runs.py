@@ -107,7 +107,7 @@ def slow_and_fast(strategy: str) -> tuple[Simulation, list[list[tuple[str, int]]
 
 
 class TestSlowPrompts:
-    def test_drop_never_trains_them_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_drop_never_trains_slow_prompts_and_logs_it_once(self, caplog: pytest.LogCaptureFixture) -> None:
         simulation, trained = slow_and_fast("drop")
 
         assert {text for batch in trained for text, _ in batch} == {"A"}
@@ -117,7 +117,7 @@ class TestSlowPrompts:
             "prompt 'B' was dropped as stale 3 times and never trained; its answers may take longer than others"
         ]
 
-    def test_wait_blocks_until_they_end_and_trains_them_at_the_threshold(self) -> None:
+    def test_wait_blocks_for_slow_prompts_and_trains_them_at_the_threshold(self) -> None:
         """A running group is waited for at S = T already: one step later it would be above, and nothing is dropped."""
         simulation, trained = slow_and_fast("wait")
 
@@ -127,7 +127,7 @@ class TestSlowPrompts:
         assert simulation.buffer.ledger.dropped == {}
 
     @pytest.mark.parametrize("strategy", ["requeue", "wait", "pace"])
-    def test_the_other_strategies_train_every_prompt_once(self, strategy: str) -> None:
+    def test_strategies_other_than_drop_train_every_prompt_once(self, strategy: str) -> None:
         texts = [f"{place}{'AAAB'[place % 4]}" for place in range(40)]
         dispatched: dict[int, str] = {}
 
@@ -168,7 +168,7 @@ class TestSlowPrompts:
         assert trained == ["B", "C", "A"]
 
 
-def test_pace_throws_nothing_away_for_room_that_it_does_not_need() -> None:
+def test_pace_evicts_no_group_without_need_for_capacity() -> None:
     simulation = Simulation(
         config=config(2, mini=1, updates=2),
         plugins=[staleness("pace", 1)],
@@ -199,7 +199,7 @@ class Nothing(Drop):
 
 
 class TestStarving:
-    def test_rollouts_that_are_always_too_old_end_the_run_with_the_numbers(self) -> None:
+    def test_rollouts_that_are_always_stale_starve_the_run_with_the_numbers(self) -> None:
         clock = VirtualClock()
         buffer = Lagging(ReplayOptions(sample_timeout_s=30), clock)
         buffer.set_policy(Drop(1))
@@ -218,14 +218,14 @@ class TestStarving:
         assert clock.now() == pytest.approx(30, abs=1e-5)
 
     @pytest.mark.parametrize("overlaps", [True, False])
-    def test_without_a_time_limit_it_ends_too(self, overlaps: bool) -> None:
+    def test_starved_run_ends_without_a_sample_timeout(self, overlaps: bool) -> None:
         plugin = staleness(f"{__name__}:Nothing", 1)
         simulation = Simulation(config=config(4, mini=2), plugins=[plugin], groups_at_once=2, overlaps=overlaps)
 
         with pytest.raises(StarvedError, match=r"no mini-batch of 2 .* in step 1.* Nothing\(threshold=1"):
             simulation.run()
 
-    def test_a_group_that_takes_too_long_is_given_up_and_replaced_in_time(self) -> None:
+    def test_group_that_times_out_is_replaced(self) -> None:
         simulation = Simulation(
             config=config(2, mini=2),
             limits=ReplayOptions(group_timeout_s=0.3),
@@ -263,7 +263,7 @@ def settings_of_runs(draw: st.DrawFn) -> Simulation:
 
 @settings(deadline=None)
 @given(settings_of_runs())
-def test_whatever_ends_first_every_group_has_one_fate_and_no_strategy_breaks_its_promise(run: Simulation) -> None:
+def test_every_group_is_counted_once_and_every_strategy_respects_its_threshold(run: Simulation) -> None:
     outcome = run.run()  # the buffer raises if the ledger is off when a version moves
 
     (plugin,) = run.plugins

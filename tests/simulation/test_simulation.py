@@ -42,7 +42,7 @@ SMALL = TrainerConfig(
 
 class TestVirtualClock:
     @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.5])))
-    def test_what_falls_due_runs_in_order_and_ties_in_the_order_of_scheduling(self, delays: list[float]) -> None:
+    def test_callbacks_run_by_time_and_ties_in_order_of_scheduling(self, delays: list[float]) -> None:
         clock, ran = VirtualClock(), []
         for place, delay in enumerate(delays):
             clock.schedule(delay, lambda place=place: ran.append((clock.now(), place)))
@@ -55,7 +55,7 @@ class TestVirtualClock:
             pass
         assert ran == sorted((delay, place) for place, delay in enumerate(delays))
 
-    def test_what_is_scheduled_on_the_way_runs_on_the_way(self) -> None:
+    def test_callback_scheduled_during_advance_runs_in_the_same_advance(self) -> None:
         clock, ran = VirtualClock(), []
         clock.schedule(1, lambda: clock.schedule(1, lambda: ran.append(clock.now())))
 
@@ -63,7 +63,7 @@ class TestVirtualClock:
 
         assert ran == [2]
 
-    def test_it_waits_for_the_next_event_no_longer_than_it_is_told(self) -> None:
+    def test_run_next_waits_no_longer_than_the_limit(self) -> None:
         clock = VirtualClock()
         clock.schedule(3, lambda: None)
 
@@ -71,7 +71,7 @@ class TestVirtualClock:
         assert [clock.run_next(within=3), clock.now()] == [True, 3]
 
     @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
-    def test_time_passes_by_a_finite_number_of_seconds(self, seconds: float) -> None:
+    def test_negative_or_non_finite_times_are_refused(self, seconds: float) -> None:
         for act in (VirtualClock().advance, lambda seconds: VirtualClock().schedule(seconds, lambda: None)):
             with pytest.raises(ValueError, match="finite number of seconds of at least 0"):
                 act(seconds)
@@ -82,10 +82,10 @@ class TestDistributions:
         ("text", "expected"),
         [("2", Constant(2)), ("constant:2.5", Constant(2.5)), ("lognormal:4:1", LogNormal(4, 1))],
     )
-    def test_they_are_named_by_a_text(self, text: str, expected: Distribution) -> None:
+    def test_distributions_are_parsed_from_text(self, text: str, expected: Distribution) -> None:
         assert parse_distribution(text, "generate") == expected
 
-    def test_the_mean_of_a_lognormal_is_its_mean_whatever_its_sigma(self) -> None:
+    def test_mean_of_a_lognormal_does_not_depend_on_sigma(self) -> None:
         for sigma in (0.0, 0.5, 1.0):
             rng = np.random.default_rng(0)
             assert np.mean([LogNormal(4, sigma).draw(rng) for _ in range(50_000)]) == pytest.approx(4, rel=0.02)
@@ -104,12 +104,12 @@ class TestDistributions:
             ("recorded:nowhere", "metrics.jsonl cannot be read"),
         ],
     )
-    def test_a_text_that_names_none_is_refused_with_what_would_do(self, text: str, why: str) -> None:
+    def test_invalid_distribution_is_refused_with_the_valid_ones(self, text: str, why: str) -> None:
         with pytest.raises(ConfigError) as caught:
             parse_distribution(text, "train")
         assert why in str(caught.value)
 
-    def test_what_a_run_measured_is_drawn_as_often_as_it_was_seen(self, tmp_path: Path) -> None:
+    def test_recorded_times_are_drawn_with_their_frequency(self, tmp_path: Path) -> None:
         sink = JsonlSink(tmp_path)
         sink.open()
         sink.write(1, {"timing_s/group": Counts({0.5: 2, 3.0: 1}).value, "timing_s/update_actor": 8.0})
@@ -125,7 +125,7 @@ class TestDistributions:
         rng = np.random.default_rng(0)
         assert np.mean([found["generate"].draw(rng) == 0.5 for _ in range(4000)]) == pytest.approx(0.75, abs=0.02)
 
-    def test_a_run_that_measured_nothing_is_refused(self, tmp_path: Path) -> None:
+    def test_recorded_run_without_times_is_refused(self, tmp_path: Path) -> None:
         written(tmp_path, '{"step": 1, "timing_s/update_actor": 1.0}\n', "metrics.jsonl")
 
         with pytest.raises(ConfigError, match="no row has timing_s/group/<seconds>; the run needs"):
@@ -145,7 +145,7 @@ def simulated(schedule: Schedule, steps: int = 20) -> tuple[Simulation, Outcome]
 
 
 class TestSchedule:
-    def test_the_same_seed_gives_the_same_run_and_another_one_another(self) -> None:
+    def test_runs_depend_on_the_seed(self) -> None:
         runs = [simulated(Schedule(generate=LogNormal(4, 1), train=Constant(1), seed=seed)) for seed in (1, 1, 2)]
 
         first, second, other = [(outcome, simulation.learner.batches) for simulation, outcome in runs]
@@ -163,7 +163,7 @@ class TestSchedule:
         with pytest.raises(ConfigError, match="the schedule has no time for"):
             simulated(Schedule.load(tmp_path / "schedule.jsonl"), steps=40)
 
-    def test_a_group_takes_as_long_in_every_setting(self) -> None:
+    def test_generation_time_of_a_group_does_not_depend_on_the_order_of_draws(self) -> None:
         orders = [range(5), reversed(range(5))]
         drawn = [{n: Schedule(generate=LogNormal(4, 1)).seconds("generate", n) for n in order} for order in orders]
 
@@ -180,7 +180,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 class TestCommand:
-    def test_it_compares_thresholds_and_workers_in_a_table(self, run) -> None:
+    def test_simulate_compares_thresholds_and_workers_in_a_table(self, run) -> None:
         code, out, err = run(SYNCED + STALE, "rollout.slots=4", "--thresholds", "2,4", "--workers", "1,3", "--steps=9")
 
         assert (code, err) == (0, "")
@@ -191,7 +191,7 @@ class TestCommand:
         assert len({len(row) for row in (titles, *rows[:4])}) == 1
         assert "S: staleness of trained groups, 1 is fresh" in out
 
-    def test_it_prints_json(self, run) -> None:
+    def test_simulate_prints_json(self, run) -> None:
         code, out, _ = run(SYNCED + PACED, "--generate=8", "--train=0.5", "--sync=0.5", "--steps=50", "--json")
 
         assert code == 0
@@ -204,7 +204,7 @@ class TestCommand:
         assert row["age_mean"] <= 2
         assert row["of_limit"] == pytest.approx(row["overlap_limit"] / row["seconds_per_step"])
 
-    def test_without_workers_of_its_own_an_engine_works_only_while_the_loop_waits(self, run) -> None:
+    def test_inline_engine_generates_only_while_the_loop_waits(self, run) -> None:
         _, out, _ = run(
             BASE + "plugins:\n  - weight_sync\n" + STALE, "--generate=1", "rollout.slots=8", "--steps=20", "--json"
         )
@@ -214,24 +214,24 @@ class TestCommand:
         assert row["seconds_per_step"] == row["overlap_limit"] == 12  # 4 updates of 1 s, and 32 groups by fours
         assert (row["engine_idle"], row["learner_idle"]) == pytest.approx((1 / 3, 2 / 3))
 
-    def test_a_setting_named_twice_is_run_once(self, run) -> None:
+    def test_repeated_setting_is_simulated_once(self, run) -> None:
         _, out, _ = run(SYNCED + STALE, "--thresholds=2,2", "--workers=1,1", "--steps=2", "--json")
 
         assert len(json.loads(out)["rows"]) == 1
 
-    def test_it_fails_if_no_setting_could_be_run(self, run) -> None:
+    def test_simulate_exits_1_if_no_setting_could_run(self, run) -> None:
         code, out, _ = run(SYNCED + STALE, "--thresholds=1", "trainer.num_warmup_batches=4", "--steps=2")
 
         assert code == 1
         assert "num_warmup_batches = 4 is more than" in out
 
-    def test_without_a_strategy_nothing_is_dropped(self, run) -> None:
+    def test_no_group_is_dropped_without_a_staleness_strategy(self, run) -> None:
         code, out, _ = run(SYNCED, "trainer.num_warmup_batches=40", "--steps=50", "--json")
 
         (row,) = json.loads(out)["rows"]
         assert (code, row["threshold"], row["drop_rate"], row["staleness_max"] > 9) == (0, None, 0, True)
 
-    def test_a_setting_that_starves_or_is_refused_has_its_reason_in_its_row(self, run) -> None:
+    def test_row_of_a_failed_setting_has_the_reason(self, run) -> None:
         code, out, err = run(
             SYNCED + STALE,
             *("--generate=4", "--workers=1,2", "--thresholds=1,3", "--steps=4"),
@@ -254,20 +254,20 @@ class TestCommand:
             (SYNCED + STALE, ["trainer.total_stpes=2"], "Did you mean"),
         ],
     )
-    def test_a_wrong_configuration_exits_2(self, run, text: str, arguments: list[str], why: str) -> None:
+    def test_invalid_configuration_exits_2(self, run, text: str, arguments: list[str], why: str) -> None:
         code, out, err = run(text, *arguments)
 
         assert (code, out) == (2, "")
         assert why in err
 
     @pytest.mark.parametrize("argument", ["--thresholds=0", "--workers=1,x", "--steps=0", "--seed=-1"])
-    def test_a_wrong_argument_exits_2(self, run, capsys: pytest.CaptureFixture[str], argument: str) -> None:
+    def test_invalid_argument_exits_2(self, run, capsys: pytest.CaptureFixture[str], argument: str) -> None:
         with pytest.raises(SystemExit) as caught:
             run(SYNCED + STALE, argument)
         assert caught.value.code == 2
         assert "expected an integer of at least" in capsys.readouterr().err
 
-    def test_it_imports_no_torch(self, tmp_path: Path) -> None:
+    def test_simulate_imports_no_torch(self, tmp_path: Path) -> None:
         code = (
             "import sys; from hooktrainer.cli import main; code = main(sys.argv[1:]); "
             "assert 'torch' not in sys.modules; sys.exit(code)"

@@ -27,7 +27,7 @@ def saturated(strategy: str, *, in_order: bool = False) -> Outcome:
 
 
 class TestTheory:
-    def test_pace_spends_its_age_budget_exactly_and_keeps_every_length(self) -> None:
+    def test_pace_reaches_its_mean_age_without_length_bias(self) -> None:
         """After T steps' worth less the one just trained, (T - 1) steps' worth age by one in every step."""
         outcome = saturated("pace")
 
@@ -36,7 +36,7 @@ class TestTheory:
         assert outcome.staleness_max > 20  # only the mean is bounded
         assert outcome.of_limit == pytest.approx(0.52, abs=0.03)
 
-    def test_drop_bounds_the_maximum_and_trains_what_is_short(self) -> None:
+    def test_drop_bounds_the_maximum_staleness_and_prefers_short_answers(self) -> None:
         outcome = saturated("drop")
 
         assert outcome.staleness_max == 3
@@ -44,7 +44,7 @@ class TestTheory:
         assert outcome.wasted == pytest.approx(0.53, abs=0.03)
         assert outcome.of_limit == pytest.approx(0.43, abs=0.03)
 
-    def test_pace_in_order_bounds_the_maximum_and_costs_waiting(self) -> None:
+    def test_pace_in_order_bounds_the_maximum_staleness_and_waits_longer(self) -> None:
         outcome = saturated("pace", in_order=True)
 
         assert outcome.staleness_max == 3
