@@ -83,7 +83,9 @@ class TestBuckets:
     @pytest.mark.parametrize(
         ("limit", "sizes"), [(20 * MB, [20 * MB] * 2), (5 * MB, [10 * MB] * 4), (25 * MB, [20 * MB] * 2)]
     )
-    def test_a_bucket_ends_before_its_limit_and_a_larger_tensor_goes_alone(self, limit: int, sizes: list[int]) -> None:
+    def test_bucket_stays_within_its_limit_and_a_larger_tensor_has_its_own_bucket(
+        self, limit: int, sizes: list[int]
+    ) -> None:
         weights, engine = full_state(Parameters(4, 2_500_000)), Recorder(Parameters, 4, 2_500_000)
         metrics = SameHostTransport().publish(weights, 0, [engine], bucket_bytes=limit)
         assert engine.sizes == sizes
@@ -91,7 +93,7 @@ class TestBuckets:
         assert metrics["weight_sync/bytes"].value == 40 * MB
 
     @pytest.mark.parametrize("limit", [20 * MB, 5 * MB])
-    def test_extra_memory_stays_within_one_bucket_where_everything_has_to_be_copied_first(self, limit: int) -> None:
+    def test_extra_memory_of_copied_tensors_stays_within_one_bucket(self, limit: int) -> None:
         weights = {name: torch.ones(2, 2_500_000).t()[::2] for name in ("p0", "p1", "p2", "p3")}  # in another order
         spec = {name: torch.empty(1_250_000, 2, device="meta") for name in weights}
         allocations = Allocations()
@@ -103,14 +105,14 @@ class TestBuckets:
         assert allocations.now == 0
         assert allocations.peak == max(limit, 10 * MB)
 
-    def test_tensors_that_need_no_cast_are_not_copied_again(self) -> None:
+    def test_tensors_without_a_cast_are_not_copied_twice(self) -> None:
         weights, engine = full_state(Parameters(4, 2_500_000)), Recorder(Parameters, 4, 2_500_000)
         transport, allocations = SameHostTransport(), Allocations()
         with allocations:
             transport.publish(weights, 0, [engine], bucket_bytes=20 * MB)
         assert allocations.peak < MB
 
-    def test_a_cast_makes_one_bucket_of_the_engines_dtype_at_a_time(self) -> None:
+    def test_cast_allocates_one_bucket_at_a_time(self) -> None:
         weights = full_state(Parameters(4, 2_500_000))
         engine = Recorder(Parameters, 4, 2_500_000, torch.bfloat16)
         allocations = Allocations()
@@ -120,7 +122,7 @@ class TestBuckets:
         assert allocations.peak < 12 * MB  # a bucket, and the block of float64 that casts are compared in
 
     @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 60))
-    def test_every_tensor_is_in_one_bucket_in_order(self, sizes: list[int], limit: int) -> None:
+    def test_every_tensor_is_in_exactly_one_bucket_in_order(self, sizes: list[int], limit: int) -> None:
         weights = {str(place): torch.zeros(size, dtype=torch.uint8) for place, size in enumerate(sizes)}
         buckets = [dict(bucket) for (bucket,) in BucketedWeights(weights, [None], limit).buckets()]
         assert [name for bucket in buckets for name in bucket] == list(weights)
@@ -147,7 +149,7 @@ class TestTies:
         assert metrics["weight_sync/bytes"].value == 16
         assert engine.modules.in_use.head.tolist() == [2.0] * 4
 
-    def test_an_engine_that_does_not_tie_gets_both(self) -> None:
+    def test_engine_without_tied_weights_receives_both_tensors(self) -> None:
         source, engine = Tied(), Recorder(lambda: Tied(tied=False))
         with torch.no_grad():
             source.embedding.fill_(2.0)
@@ -156,7 +158,7 @@ class TestTies:
         assert module.embedding.tolist() == module.head.tolist() == [2.0] * 4
         assert metrics["weight_sync/bytes"].value == 16
 
-    def test_weights_that_an_engine_ties_have_to_be_equal(self) -> None:
+    def test_different_weights_for_tied_tensors_of_an_engine_are_refused(self) -> None:
         source, engine = full_state(Tied(tied=False)), Recorder(Tied)
         SameHostTransport().publish(source, 1, [engine])
         source["head"][2] = 1.0
@@ -176,7 +178,7 @@ class TestFit:
             "'layers.0'?; 'count' is torch.float32, the engine's torch.int64; 'w' has shape (3, 2), the engine's (2, 3)"
         )
 
-    def test_names_that_match_nothing_are_an_error_that_counts_them(self) -> None:
+    def test_weights_without_any_matching_name_are_refused_with_the_counts(self) -> None:
         spec = {f"layers.{number}.weight": torch.zeros(1) for number in range(4)}
         with pytest.raises(
             SyncError, match=r"matched 0 of 4 of its tensors; the learner's names are 'adapter\.a', the engine's"
@@ -190,7 +192,7 @@ class TestFit:
 
 
 class TestCasts:
-    def test_a_cast_rounds_to_even_and_its_error_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_cast_rounds_to_even_and_its_error_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         class Halves(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -215,7 +217,7 @@ class TestCasts:
         ("values", "error"),
         [([torch.nan, torch.inf, 1.0], 0.0), ([70_000.0], torch.inf), ([], 0.0), (1.0009765625, 0.0)],
     )
-    def test_the_error_of_a_cast_to_half_precision(self, values: object, error: float) -> None:
+    def test_cast_error_to_half_precision_is_measured(self, values: object, error: float) -> None:
         weights = {"p": torch.tensor(values)}
         bucketed = BucketedWeights(weights, [{"p": torch.empty_like(weights["p"], dtype=torch.float16)}], 100)
         list(bucketed.buckets())
@@ -237,7 +239,7 @@ def odd_tensors() -> dict[str, Tensor]:
 
 
 class TestChecksums:
-    def test_copies_of_every_kind_have_the_senders_checksum_and_bytes(self) -> None:
+    def test_copies_have_the_checksum_and_bytes_of_the_sender(self) -> None:
         source = odd_tensors()
         ((bucket,),) = BucketedWeights(source, [None], 10**6).buckets()
         target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
@@ -247,7 +249,7 @@ class TestChecksums:
             assert torch.equal(tensor.isnan(), target[name].isnan()), name
             assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(target[name])), name
 
-    def test_a_target_in_an_order_of_its_own_is_filled_too(self) -> None:
+    def test_target_with_another_memory_layout_is_filled(self) -> None:
         target = {"w": torch.zeros(5, 3).t()}
         source = {"w": torch.arange(15.0).view(3, 5)}
         assert copy_with_checksums(target, source) == {"w": checksum(source["w"])}
@@ -255,7 +257,7 @@ class TestChecksums:
 
     @settings(max_examples=30)
     @given(st.integers(0, 5 * 64), st.sampled_from([torch.uint8, torch.float32]), st.integers(0, 2**30))
-    def test_blocks_change_no_checksum(self, size: int, dtype: torch.dtype, seed: int) -> None:
+    def test_block_size_does_not_change_the_checksum(self, size: int, dtype: torch.dtype, seed: int) -> None:
         numbers = np.random.default_rng(seed).integers(0, 200, size)
         tensor, block = torch.tensor(numbers, dtype=dtype), copying.BLOCK_BYTES
         copying.BLOCK_BYTES = 64
@@ -266,7 +268,7 @@ class TestChecksums:
             copying.BLOCK_BYTES = block
         assert torch.equal(target["w"], tensor)
 
-    def test_several_threads_copy_the_same(self) -> None:
+    def test_copy_by_several_threads_equals_copy_by_one(self) -> None:
         source = {str(number): torch.randn(300_000 * (1 + number)) for number in range(6)}
         target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         bucket = Bucket(source)
@@ -274,7 +276,7 @@ class TestChecksums:
         assert all(torch.equal(target[name], tensor) for name, tensor in source.items())
 
     @given(st.integers(0, 8 * 4 * 1000 - 1))
-    def test_one_bit_changes_it(self, bit: int) -> None:
+    def test_one_flipped_bit_changes_the_checksum(self, bit: int) -> None:
         tensor = torch.zeros(1000)
         before = checksum(tensor)
         tensor.view(torch.uint8)[bit // 8] ^= 1 << bit % 8

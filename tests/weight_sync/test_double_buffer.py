@@ -59,7 +59,7 @@ def versioned(version: int) -> dict[str, Tensor]:
 
 
 class TestDoubleBuffer:
-    def test_readers_never_see_a_mix_while_weights_flip(self, make: Make) -> None:
+    def test_readers_see_one_version_during_flips(self, make: Make) -> None:
         weights = make(Three)
         weights.stage(versioned(0), 0)
         weights.flip()
@@ -88,7 +88,7 @@ class TestDoubleBuffer:
         assert seen == []
         assert len(versions) > 1
 
-    def test_a_reader_keeps_what_it_began_with_and_a_flip_does_not_wait(self, make: Make) -> None:
+    def test_reader_keeps_its_version_and_a_flip_does_not_wait_for_it(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, version):
@@ -98,7 +98,7 @@ class TestDoubleBuffer:
             with weights.reading() as (newer, _):
                 assert newer.a[0].item() == 2.0
 
-    def test_staging_over_a_readers_buffer_waits_for_it(self, make: Make) -> None:
+    def test_stage_waits_for_the_readers_of_its_buffer(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         events: list[str] = []
@@ -117,7 +117,7 @@ class TestDoubleBuffer:
         stager.join()
         assert events == ["read", "staged"]
 
-    def test_unflip_undoes_one_flip_and_only_one(self, make: Make) -> None:
+    def test_unflip_reverts_one_flip(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         publish_to(weights, 2)
@@ -129,9 +129,7 @@ class TestDoubleBuffer:
         weights.unflip()
         assert value_of(weights) == (1, 1.0)
 
-    def test_unflip_undoes_a_flip_that_only_some_readers_made(
-        self, make: Make, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unflip_reverts_a_partial_flip(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         weights.stage(versioned(2), 2)
@@ -207,7 +205,7 @@ class TestDoubleBuffer:
         publish_to(weights, 3)
         assert value_of(weights) == (3, 3.0)
 
-    def test_the_copy_shares_no_memory_with_the_learner(self, make: Make) -> None:
+    def test_staged_weights_share_no_memory_with_the_learner(self, make: Make) -> None:
         learner, weights = Three(), make(Three)
         with torch.no_grad():
             learner.a.fill_(2.0)
@@ -296,7 +294,7 @@ class TestStates:
             source.mean.fill_(0.25)
         return source
 
-    def test_every_kind_of_tensor_arrives_again_and_again(self, make: Make) -> None:
+    def test_tensors_of_every_kind_arrive_in_every_sync(self, make: Make) -> None:
         source, weights = self.copy_with_checksums(), make(Odd)
         for version in range(3):
             weights.stage(full_state(source), version)
@@ -308,7 +306,7 @@ class TestStates:
                     assert torch.equal(received[name], tensor), name
                 assert module.tied is module.w
 
-    def test_weights_that_are_nan_are_delivered_too(self, make: Make) -> None:
+    def test_nan_weights_are_delivered(self, make: Make) -> None:
         source, weights = self.copy_with_checksums(), make(Odd)
         with torch.no_grad():
             source.w.fill_(torch.nan)
@@ -317,7 +315,7 @@ class TestStates:
         with weights.reading() as (module, _):
             assert bool(module.w.isnan().all())
 
-    def test_weights_may_lie_in_memory_in_any_order(self, make: Make) -> None:
+    def test_weights_may_have_any_memory_layout(self, make: Make) -> None:
         weights = make(Odd)
         values = dict(full_state(self.copy_with_checksums()))
         values["w"] = values["tied"] = torch.arange(6.0).view(3, 2).t()
@@ -335,13 +333,15 @@ class TestStates:
             ("more", torch.zeros(1), "'more' is unknown to the engine"),
         ],
     )
-    def test_tensors_that_do_not_fit_are_named(self, make: Make, name: str, tensor: Tensor, message: str) -> None:
+    def test_tensor_of_the_wrong_shape_or_name_is_refused_and_named(
+        self, make: Make, name: str, tensor: Tensor, message: str
+    ) -> None:
         weights = make(Odd)
         with pytest.raises(SyncError, match=message):
             weights.stage({**full_state(self.copy_with_checksums()), name: tensor}, 0)
         assert weights.version == -1
 
-    def test_bytes_are_copied_and_never_cast_here(self, make: Make) -> None:
+    def test_stage_refuses_another_dtype(self, make: Make) -> None:
         weights = make(Odd)
         with pytest.raises(SyncError, match=r"'brief' is torch\.float32, the engine's torch\.bfloat16; the transport"):
             weights.stage({**full_state(self.copy_with_checksums()), "brief": torch.ones(2)}, 0)
@@ -411,7 +411,7 @@ class TestPause:
 
 
 class TestWitness:
-    def test_a_published_fingerprint_passes(self, make: Make) -> None:
+    def test_fingerprint_of_a_published_version_passes(self, make: Make) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, version):
@@ -419,7 +419,7 @@ class TestWitness:
             weights.detector.check(7, {Fingerprint.of(version, end_tensors(full_state(module)))})
 
     @pytest.mark.parametrize("torn", ["a", "c"])
-    def test_a_torn_set_is_detected_at_either_end(self, make: Make, torn: str) -> None:
+    def test_mixed_versions_are_detected_at_either_end(self, make: Make, torn: str) -> None:
         weights = make(Three)
         publish_to(weights, 1)
         with weights.reading() as (module, version):
@@ -441,7 +441,7 @@ class TestWitness:
         with pytest.raises(SyncError, match="of version 2 .* published were 0x"):
             weights.detector.check(7, {fingerprint})
 
-    def test_of_large_tensors_one_block_at_the_outer_end_counts(self) -> None:
+    def test_fingerprint_of_large_tensors_uses_the_outer_blocks(self) -> None:
         large = {"a": torch.zeros(END_BYTES), "empty": torch.zeros(0), "b": torch.zeros(END_BYTES)}
         before = Fingerprint.of(1, end_tensors(large))
         large["a"][0] = 1.0

@@ -125,7 +125,7 @@ OLD = (0, [0.0] * 3, False, None)
 NEW = (4, [4.0] * 3, False, None)
 
 
-def test_the_transport_and_the_engines_of_these_tests_implement_their_ports() -> None:
+def test_same_host_transport_and_the_test_engine_implement_their_ports() -> None:
     assert isinstance(SameHostTransport(), ports.WeightTransport)
     assert isinstance(Engine(), ports.WeightHolder)
 
@@ -135,7 +135,7 @@ def test_a_sync_without_engines_is_refused() -> None:
         published(SameHostTransport(), 4, [])
 
 
-def test_each_part_of_the_protocol_is_done_on_every_engine_before_the_next() -> None:
+def test_each_phase_completes_on_every_engine_before_the_next() -> None:
     events: list[str] = []
     engines = [Engine("a", events), Engine("b", events)]
     metrics = published(SameHostTransport(), 4, engines)
@@ -149,7 +149,7 @@ def test_each_part_of_the_protocol_is_done_on_every_engine_before_the_next() -> 
 class TestFailures:
     @pytest.mark.parametrize("afterwards", [False, True])
     @pytest.mark.parametrize("count", [2, 3])
-    def test_a_failure_anywhere_leaves_every_engine_on_the_old_version_and_sampling(
+    def test_failure_in_any_phase_leaves_every_engine_on_the_old_version_and_resumed(
         self, count: int, afterwards: bool
     ) -> None:
         for step, failing in itertools.product(STEPS, range(count)):
@@ -184,7 +184,7 @@ class TestFailures:
             assert not any(step for step, _, _ in plans)
             assert [state(engine) for engine in engines] == [NEW] * len(engines)
 
-    def test_an_engine_that_staged_nothing_is_not_unflipped(self) -> None:
+    def test_engine_without_staged_weights_is_not_unflipped(self) -> None:
         engines = [Engine("a"), Engine("b", fails_on="stage")]
         with pytest.raises(SyncError):
             published(SameHostTransport(), 4, engines)
@@ -197,7 +197,7 @@ class TestFailures:
             published(SameHostTransport(), 4, engines)
         assert [state(engine) for engine in engines] == [OLD] * 2
 
-    def test_an_interrupt_during_the_undo_is_raised_at_its_end(self) -> None:
+    def test_interrupt_during_the_restore_is_raised_after_it(self) -> None:
         class Interrupted(Engine):
             def unflip(self) -> None:
                 super().unflip()
@@ -240,7 +240,7 @@ class TestFailures:
         assert "the server is gone" in "".join(caught.value.__cause__.__notes__)
         assert state(engines[1]) == OLD
 
-    def test_failures_of_an_undo_are_noted_once_per_engine(self) -> None:
+    def test_failures_during_the_restore_are_noted_once_per_engine(self) -> None:
         class Broken(Engine):
             def unflip(self) -> None:
                 raise OSError("no way back") from RuntimeError("the worker is dead")
@@ -288,7 +288,7 @@ class TestChecksums:
             ({}, "'w' was not acknowledged"),
         ],
     )
-    def test_a_tensor_that_is_not_acknowledged_is_named(self, answer: object, message: str) -> None:
+    def test_tensor_without_an_acknowledged_checksum_is_named(self, answer: object, message: str) -> None:
         class Silent(Engine):
             def stage(self, weights: ports.Weights, version: int) -> Mapping[str, int]:
                 super().stage(weights, version)
@@ -330,7 +330,7 @@ class TestCanary:
         with pytest.raises(SyncError, match=message):
             published(SameHostTransport(), 4, [Odd()])
 
-    def test_a_difference_within_the_limit_is_reported(self) -> None:
+    def test_canary_error_within_the_limit_is_reported(self) -> None:
         class Rounded(Engine):
             def logprobs(self, tokens: np.ndarray) -> np.ndarray:
                 return np.stack([super().logprobs(tokens), super().logprobs(tokens) + np.float32(5e-5)])
@@ -339,7 +339,7 @@ class TestCanary:
             5e-5, rel=0.1
         )
 
-    def test_the_same_infinity_on_both_sides_is_no_difference(self) -> None:
+    def test_equal_infinite_scores_pass_the_canary(self) -> None:
         scores = np.array([-np.inf, -1.0], np.float32)
         assert Canary(tokens=TOKENS, logprobs=scores, atol=0.0).compare(scores, "engine") == 0.0
         with pytest.raises(SyncError, match="a difference of inf"):
@@ -353,7 +353,7 @@ class TestCanary:
 class TestCaches:
     """The cache is cleared at the flip, before version 2 answers its first request."""
 
-    def test_caches_are_cleared_before_requests_start_again(self) -> None:
+    def test_caches_are_cleared_before_requests_resume(self) -> None:
         engine = Caching()
         published(SameHostTransport(), 1, [engine])
         assert engine.generate("x") == ("x", 1)
@@ -362,7 +362,7 @@ class TestCaches:
         last = engine.events[engine.events.index("a generate") :]
         assert last.index("a invalidate") < last.index("a resume")
 
-    def test_a_prefix_cache_that_survives_is_caught_by_the_second_canary(self) -> None:
+    def test_stale_prefix_cache_fails_the_canary(self) -> None:
         engine = Caching(forgets=False)
         published(SameHostTransport(), 1, [engine])
         with pytest.raises(SyncError, match="does not use the weights that it confirmed"):
@@ -391,14 +391,14 @@ class Caching(Engine):
             self.cache.clear()
 
 
-class TestNothingNew:
+class TestUnchangedWeights:
     BASE = {"w": torch.ones(3)}
 
     def publish(self, transport: SameHostTransport, version: int, adapter: float | None) -> None:
         trained = None if adapter is None else {"lora_a": torch.full((2,), adapter), "w": self.BASE["w"]}
         transport.publish(self.BASE, version, [Engine()], trained=trained)
 
-    def test_a_sync_that_changes_nothing_though_training_moved_is_refused(self) -> None:
+    def test_sync_of_unchanged_weights_after_training_is_refused(self) -> None:
         transport = SameHostTransport()
         self.publish(transport, 0, 0.0)
         with pytest.raises(SyncError, match=r"training changed 1 of 1 tensors .* such as 'lora_a', but all 1 weights"):
@@ -415,7 +415,7 @@ class TestNothingNew:
             "version 1 contains no change: all weights equal those of the version before"
         ]
 
-    def test_changes_lost_in_a_cast_are_logged_and_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_changes_lost_in_a_cast_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         class Half(Engine):
             def spec(self) -> ports.Weights:
                 return {"w": torch.empty(3, dtype=torch.bfloat16, device="meta")}

@@ -84,7 +84,7 @@ def sent(learner: nn.Module) -> dict[str, int]:
 class TestCanary:
     @pytest.mark.parametrize("name", ["inline", "thread", "process"])
     @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-    def test_engines_that_use_what_they_got_score_as_the_learner_does(
+    def test_engines_score_like_the_learner_after_a_sync(
         self, build: Callable[..., Engine], name: str, tied: bool
     ) -> None:
         learner, engine = policy(tied=tied), build(name, partial(policy, tied=tied))
@@ -94,9 +94,7 @@ class TestCanary:
             train(learner)
 
     @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-    def test_an_engine_that_acknowledges_and_keeps_its_old_head_is_caught(
-        self, build: Callable[..., Engine], tied: bool
-    ) -> None:
+    def test_engine_that_keeps_its_old_head_fails_the_canary(self, build: Callable[..., Engine], tied: bool) -> None:
         learner, good = policy(tied=tied), build("thread", partial(policy, tied=tied))
         engine = build("thread", partial(policy, StaleHead, tied=tied))
         sync(learner, 0, good, engine)
@@ -113,9 +111,7 @@ class TestCanary:
             queue.wait_for(3)
             assert {version for answers in queue.finished.values() for version in versions_of(answers)} == {0}
 
-    def test_a_worker_that_keeps_its_old_head_is_caught_though_the_trainers_process_is_right(
-        self, build: Callable[..., Engine]
-    ) -> None:
+    def test_worker_that_keeps_its_old_head_fails_the_canary(self, build: Callable[..., Engine]) -> None:
         learner, engine = policy(), build("process", partial(policy, StaleInWorkers))
         sync(learner, 0, engine)
         queue = Queue(groups(8))
@@ -142,7 +138,7 @@ class TestCanary:
         assert learner.training
         assert not learner.norm.training
 
-    def test_scores_are_at_sampling_temperature(self, build: Callable[..., Engine]) -> None:
+    def test_canary_scores_use_the_sampling_temperature(self, build: Callable[..., Engine]) -> None:
         learner = policy()
         engine = attrs.evolve(ENGINES["inline"], temperature=0.5).build(
             policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0
@@ -155,7 +151,7 @@ class TestCanary:
 
 
 class TestWorkers:
-    def test_a_worker_that_becomes_ready_later_uses_the_published_weights(self, build: Callable[..., Engine]) -> None:
+    def test_worker_that_becomes_ready_late_uses_the_published_weights(self, build: Callable[..., Engine]) -> None:
         learner, engine = policy(), build("process")
         sync(learner, 0, engine)
         queue = Queue(groups(4))
@@ -222,7 +218,7 @@ class Slow(DoubleBuffer):
         return held
 
 
-def test_a_reader_between_buckets_sees_one_version() -> None:
+def test_reader_sees_one_version_between_buckets() -> None:
     """Three parameters that are all k at version k, a bucket each, a millisecond between buckets, 1000 copies."""
     engine, transport, copies = Slow(), SameHostTransport(), []
     transport.publish(versioned(0), 0, [engine], bucket_bytes=1)
@@ -257,7 +253,7 @@ class Whole(nn.Module):
         self.register_buffer("m", torch.zeros(1))
 
 
-def test_buffers_and_frozen_parameters_arrive_and_registration_stays() -> None:
+def test_buffers_and_frozen_parameters_are_synced_and_module_structure_is_kept() -> None:
     learner, modules, transport = Whole(), ModulePair(Whole), SameHostTransport()
     engine = DoubleBuffer([full_state(module) for module in modules.modules], modules)
     with torch.no_grad():
@@ -288,7 +284,7 @@ def test_engines_hold_the_staged_weights_while_training_continues() -> None:
     assert modules.in_use.w.data_ptr() != learner.w.data_ptr()
 
 
-def test_answers_over_a_sync_are_stamped_with_the_first_and_the_last_version(build: Callable[..., Engine]) -> None:
+def test_answers_that_span_a_sync_have_the_first_and_last_version(build: Callable[..., Engine]) -> None:
     engine = attrs.evolve(ENGINES["inline"], on_sync="continue").build(
         policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0
     )
@@ -373,7 +369,7 @@ class TestRuns:
         ],
         ids=lambda value: "-".join(map(str, value.values() if isinstance(value, Mapping) else value[:1])) or "none",
     )
-    def test_no_other_plugin_or_option_decides_whether_weights_are_sent(
+    def test_weights_are_synced_with_any_other_plugins_and_options(
         self, tmp_path: Path, removed: tuple[str, ...], rollout: Mapping[str, object]
     ) -> None:
         """Each plugin is left out in turn; an engine has no sleep that could be turned on or off besides."""

@@ -98,7 +98,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[RolloutEngine]:
 
 @pytest.mark.parametrize("kind", [Counting, CountingSource])
 @pytest.mark.parametrize("make", [policy, adapted])
-def test_the_plugin_reads_every_tensor_once_a_sync_the_canary_included(
+def test_every_tensor_is_read_once_per_sync_including_the_canary(
     make: type[nn.Module], kind: type[Counting], engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner, merges = Trained(make(), kind), Counter[int]()
@@ -130,7 +130,7 @@ def test_the_plugin_reads_every_tensor_once_a_sync_the_canary_included(
         assert bus.row["weight_sync/buckets"] > 1
 
 
-def test_several_engines_of_several_dtypes_share_one_read() -> None:
+def test_engines_of_several_dtypes_share_one_read() -> None:
     reads, weights = Counter[str](), full_state(policy(tied=True))
     pairs = [ModulePair(partial(make, tied=tied)) for make, tied in ((policy, True), (policy, False), (half, True))]
     engines = [DoubleBuffer([full_state(module) for module in own.modules], own) for own in pairs]
@@ -153,7 +153,7 @@ def half(*, tied: bool) -> nn.Module:
     return policy(tied=tied).to(torch.bfloat16)
 
 
-def test_merged_weights_describe_themselves_without_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spec_of_merged_weights_needs_no_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapted()
     state = merged_state(model)
     monkeypatch.delattr(LoraLinear, "merged")
