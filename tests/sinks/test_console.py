@@ -58,11 +58,11 @@ def shown(console: Console) -> str:
 
 @pytest.mark.parametrize("kind", [JsonlSink, ConsoleSink])
 class TestEverySink:
-    def test_is_a_sink_made_from_a_directory_and_the_number_of_steps(self, kind: type, tmp_path: Path) -> None:
+    def test_sink_is_constructed_from_directory_and_total_steps(self, kind: type, tmp_path: Path) -> None:
         assert isinstance(kind(tmp_path, 10), Sink)
         assert isinstance(kind(tmp_path, total_steps=None), Sink)
 
-    def test_may_be_closed_twice_and_before_it_was_opened(self, kind: type, tmp_path: Path) -> None:
+    def test_sink_may_be_closed_twice_and_before_open(self, kind: type, tmp_path: Path) -> None:
         sink = kind(tmp_path)
         sink.close()
         sink.open()
@@ -71,7 +71,7 @@ class TestEverySink:
 
 
 class TestJsonl:
-    def test_numpy_scalars_are_written_and_what_json_lacks_is_null_with_one_warning(
+    def test_numpy_scalars_are_written_and_non_finite_values_are_null_with_one_warning(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         sink = JsonlSink(tmp_path)
@@ -102,7 +102,7 @@ class TestJsonl:
         assert rows_of(tmp_path) == [{"step": 1, "loss": 1.0}]
 
     @pytest.mark.parametrize("step", [1, 2])
-    def test_steps_ascend_also_over_restarts(self, tmp_path: Path, step: int) -> None:
+    def test_step_that_does_not_ascend_is_refused_after_a_restart(self, tmp_path: Path, step: int) -> None:
         for first in (1, 2):
             sink = JsonlSink(tmp_path)
             sink.open()
@@ -117,14 +117,14 @@ class TestJsonl:
         sink.write(3, {})  # handed over once more, it is there already
         assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3]
 
-    def test_a_line_that_a_crash_tore_does_not_spoil_the_next(self, tmp_path: Path) -> None:
+    def test_incomplete_last_line_is_removed_on_open(self, tmp_path: Path) -> None:
         (tmp_path / "metrics.jsonl").write_text('{"step": 4, "loss": 1.0}\n{"step": 5, "lo')
         sink = JsonlSink(tmp_path)
         sink.open()
         sink.write(5, {"loss": 2.0})
         assert rows_of(tmp_path) == [{"step": 4, "loss": 1.0}, {"step": 5, "loss": 2.0}]
 
-    def test_rows_may_be_cut_between_open_and_the_first_write(self, tmp_path: Path) -> None:
+    def test_rows_may_be_removed_between_open_and_the_first_write(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"
         path.write_text('{"step": 4}\n{"step": 5}\n')
         sink = JsonlSink(tmp_path)
@@ -133,7 +133,7 @@ class TestJsonl:
         sink.write(5, {})
         assert [row["step"] for row in rows_of(tmp_path)] == [4, 5]
 
-    def test_a_failed_row_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_failed_write_leaves_no_partial_row(self, tmp_path: Path) -> None:
         sink = JsonlSink(tmp_path)
         sink.open()
         with pytest.raises(MetricError, match="'note'"):
@@ -147,7 +147,7 @@ class TestJsonl:
 
 
 class TestPlainLines:
-    def test_a_line_shows_the_main_metrics_and_fits(self) -> None:
+    def test_plain_line_shows_the_main_metrics_within_120_columns(self) -> None:
         line = plain_line(12, ROW, 1000)
         assert line == (
             "step   12/1000  score   0.431  loss -0.0123  entropy    1.23  grad_norm    0.52  staleness    1.25"
@@ -155,10 +155,10 @@ class TestPlainLines:
         )
         assert len(line) <= 120
 
-    def test_what_is_missing_is_left_out(self) -> None:
+    def test_missing_metrics_are_omitted(self) -> None:
         assert plain_line(3, {"critic/score/mean": math.nan, "actor/pg_loss": {1.0: 2}}) == "step 3  score     nan"
 
-    def test_without_a_terminal_there_is_one_line_a_step(self, tmp_path: Path) -> None:
+    def test_one_line_per_step_is_printed_without_a_terminal(self, tmp_path: Path) -> None:
         console = Console(file=io.StringIO(), force_terminal=False, width=40, _environ={})
         sink = ConsoleSink(tmp_path, 10, console=console)
         sink.open()
@@ -167,9 +167,7 @@ class TestPlainLines:
         sink.close()
         assert shown(console) == f"{plain_line(1, ROW, 10)}\n{plain_line(2, ROW, 10)}\n"
 
-    def test_a_step_that_is_handed_over_again_is_shown_once_also_if_showing_it_was_interrupted(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_repeated_write_of_a_step_is_shown_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         console = Console(file=io.StringIO(), force_terminal=False, width=40, _environ={})
         sink = ConsoleSink(tmp_path, 10, console=console)
         sink.open()
@@ -193,7 +191,7 @@ class TestPlainLines:
 
 
 @pytest.mark.parametrize("room", [5, 40])
-def test_a_disk_that_is_full_in_the_middle_of_a_row_leaves_whole_rows(room: int, tmp_path: Path) -> None:
+def test_disk_that_fills_within_a_row_leaves_complete_rows(room: int, tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path)
     sink.open()
     sink.write(1, {"loss": 1.0})
@@ -211,7 +209,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_row_leaves_whole_rows(room: int,
     assert [json.loads(line)["loss"] for line in sink.path.read_text().splitlines()] == [1.0, 3.0]
 
 
-def test_a_directory_that_is_gone_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_removed_directory_is_an_error_with_a_fix(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "run")
     sink.open()
     sink.write(1, {"loss": 1.0})
@@ -221,7 +219,7 @@ def test_a_directory_that_is_gone_is_an_error_that_says_what_to_do(tmp_path: Pat
         sink.write(2, {"loss": 2.0})
 
 
-def test_rows_that_somebody_takes_away_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_removed_by_another_process_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sink = JsonlSink(tmp_path)
     sink.open()
     for step in (1, 2):

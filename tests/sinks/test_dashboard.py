@@ -56,7 +56,7 @@ class TestDisplay:
             assert label in last
         assert shown(console).endswith("\x1b[?25h"), "the cursor comes back"
 
-    def test_no_color_is_respected(self, tmp_path: Path) -> None:
+    def test_no_color_disables_colors(self, tmp_path: Path) -> None:
         console = terminal(color=False)
         sink = ConsoleSink(tmp_path, 2, console=console)
         sink.open()
@@ -64,7 +64,7 @@ class TestDisplay:
         sink.close()
         assert "\x1b[36m" not in shown(console)
 
-    def test_without_a_number_of_steps_there_is_no_bar(self) -> None:
+    def test_no_progress_bar_is_shown_without_total_steps(self) -> None:
         console = terminal()
         dashboard = Dashboard("run")
         dashboard.add(7, ROW)
@@ -72,7 +72,7 @@ class TestDisplay:
         assert "step 7" in shown(console)
         assert "left" not in shown(console)
 
-    def test_the_columns_have_headings_and_throughput_is_a_curve(self) -> None:
+    def test_columns_have_headings_and_throughput_has_a_curve(self) -> None:
         dashboard = Dashboard("run", 4)
         for step in (1, 2):
             dashboard.add(step, ROW | {"perf/throughput": 45_000.0 + step})
@@ -101,7 +101,7 @@ class TestDisplay:
         assert len(lines) == (1 if height < 4 else 2 + min(7, height - 3))
         assert "..." not in shown(console)
 
-    def test_an_empty_line_takes_what_a_terminal_echoes_until_the_end(self, tmp_path: Path) -> None:
+    def test_cursor_stays_on_an_empty_line_until_close(self, tmp_path: Path) -> None:
         console = terminal()
         sink = ConsoleSink(tmp_path, 4, console=console)
         sink.open()
@@ -111,7 +111,7 @@ class TestDisplay:
         assert not shown(console).replace("\x1b[?25h", "").endswith("\n\n")
 
     @pytest.mark.parametrize("width", [20, 40, 80, 200])
-    def test_a_line_never_leaves_the_terminal(self, width: int) -> None:
+    def test_lines_fit_the_terminal(self, width: int) -> None:
         console = Console(file=io.StringIO(), force_terminal=False, width=width, _environ={})
         dashboard = Dashboard("a-run-with-a-rather-long-name", 100)
         for step in range(1, 60):
@@ -133,10 +133,10 @@ class TestDisplay:
         ([0, math.nan, 7, math.inf], 8, "▁█"),
     ],
 )
-def test_a_sparkline_spans_from_the_lowest_to_the_highest_mean(values: list[float], width: int, expected: str) -> None:
+def test_sparkline_spans_the_lowest_to_the_highest_mean(values: list[float], width: int, expected: str) -> None:
     assert sparkline(values, width) == expected
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (7.4, "0:07"), (185, "3:05"), (3723, "1:02:03")])
-def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
+def test_durations_are_formatted_as_hours_minutes_seconds(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -63,7 +63,7 @@ class InterruptAt:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file between `open` and `with`
-def test_a_row_that_was_interrupted_anywhere_and_is_handed_over_again_is_there_once(tmp_path: Path) -> None:
+def test_row_interrupted_at_any_line_and_written_again_is_present_once(tmp_path: Path) -> None:
     for number in range(1, 1000):
         directory = tmp_path / str(number)
         directory.mkdir()
@@ -83,9 +83,7 @@ def test_a_row_that_was_interrupted_anywhere_and_is_handed_over_again_is_there_o
 
 
 @pytest.mark.parametrize("after", [0, 5, 1000])
-def test_a_row_that_was_interrupted_while_it_was_written_leaves_whole_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
+def test_interrupted_write_leaves_complete_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     sink = opened(tmp_path)
     sink.write(1, {})
 
@@ -116,7 +114,7 @@ def test_a_row_is_on_the_disk_when_write_returns(tmp_path: Path, monkeypatch: py
 
 
 @given(st.lists(st.integers(1, 200_000), min_size=1, max_size=4), st.booleans())
-def test_the_last_row_is_found_however_long_it_is(
+def test_last_row_of_any_length_is_found(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], torn: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("rows")
@@ -128,7 +126,7 @@ def test_the_last_row_is_found_however_long_it_is(
     assert steps(directory) == [*range(1, len(lengths) + 1), 9]
 
 
-class TestGoingOn:
+class TestRewind:
     @pytest.mark.parametrize(
         ("rows", "missing"),
         [
@@ -138,7 +136,7 @@ class TestGoingOn:
             ([], "rows 1-8 are"),
         ],
     )
-    def test_rows_that_are_missing_before_the_checkpoint_are_said(
+    def test_rows_missing_before_the_checkpoint_are_logged(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: list[int], missing: str
     ) -> None:
         sink = opened(tmp_path, lines(*rows))
@@ -150,13 +148,13 @@ class TestGoingOn:
         assert steps(tmp_path) == [*rows, 9]
 
     @pytest.mark.parametrize("text", [None, lines(3, 4, 5)])
-    def test_a_run_that_began_in_another_directory_misses_nothing(
+    def test_run_resumed_in_another_directory_logs_no_missing_rows(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
     ) -> None:
         assert opened(tmp_path, text).rewind(4) == ([] if text is None else [5])
         assert not caplog.records
 
-    def test_a_row_that_cannot_be_read_is_an_error_with_its_line(self, tmp_path: Path) -> None:
+    def test_unreadable_row_is_an_error_with_its_line(self, tmp_path: Path) -> None:
         text = lines(1) + '{"step": 2, "lo\n' + lines(3, 4)
         sink = opened(tmp_path, text)
         with pytest.raises(RecordError, match=r"metrics\.jsonl, line 2, is not a row: .* Repair or remove that line"):
@@ -164,13 +162,13 @@ class TestGoingOn:
         assert sink.path.read_text() == text
 
     @pytest.mark.parametrize("row", ["[]", "{}", '{"step": "2"}', "null", "", "\x00\x00", "[" * 100_000])
-    def test_whatever_is_no_row_is_an_error(self, tmp_path: Path, row: str) -> None:
+    def test_line_that_is_not_a_row_is_an_error(self, tmp_path: Path, row: str) -> None:
         with pytest.raises(RecordError, match="line 2, is not a row"):
             opened(tmp_path, lines(1) + row + "\n").rewind(2)
         with pytest.raises(RecordError, match="line 2, is not a row"):
             opened(tmp_path).write(3, {})
 
-    def test_what_cannot_be_read_after_the_checkpoint_is_cut_off_and_said(
+    def test_unreadable_lines_after_the_checkpoint_are_removed_and_logged(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         sink = opened(tmp_path, lines(1, 2) + "garbage\n" + lines(4) + "more\n")
@@ -180,12 +178,12 @@ class TestGoingOn:
             f"{sink.path}: unreadable rows after step 2 were deleted: line 3, 5"
         ]
 
-    def test_a_row_behind_later_ones_is_an_error(self, tmp_path: Path) -> None:
+    def test_row_out_of_order_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(RecordError, match="line 4, is not a row: step 2 follows rows of later steps"):
             opened(tmp_path, lines(1, 5, 6, 2)).rewind(3)
 
 
-def test_a_directory_in_place_of_the_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_directory_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(RecordError, match=r"rows cannot be written to .*metrics\.jsonl: .* Move or remove that path"):
         opened(tmp_path)
