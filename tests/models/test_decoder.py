@@ -27,7 +27,7 @@ def tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def test_it_is_a_policy() -> None:
+def test_decoder_implements_the_policy_protocol() -> None:
     assert isinstance(build(), Policy)
 
 
@@ -49,7 +49,7 @@ def test_cached_decoding_gives_the_logits_of_a_full_forward(model: Decoder, leng
 
 
 @torch.no_grad()
-def test_what_stands_behind_a_text_changes_nothing(model: Decoder) -> None:
+def test_right_padding_does_not_change_the_logits(model: Decoder) -> None:
     short, padded = tokens(2, 3), tokens(2, 8, seed=9)
     padded[:, :3] = short
 
@@ -59,7 +59,7 @@ def test_what_stands_behind_a_text_changes_nothing(model: Decoder) -> None:
 
 
 @torch.no_grad()
-def test_left_padding_changes_nothing_whatever_stands_there(model: Decoder) -> None:
+def test_left_padding_does_not_change_the_logits(model: Decoder) -> None:
     sequence = tokens(2, 6)
     padded = torch.cat([tokens(2, 3, seed=9), sequence], dim=1)
 
@@ -69,7 +69,7 @@ def test_left_padding_changes_nothing_whatever_stands_there(model: Decoder) -> N
 
 
 @torch.no_grad()
-def test_no_token_sees_a_later_one(model: Decoder) -> None:
+def test_attention_is_causal(model: Decoder) -> None:
     sequence = tokens(1, 8)
     changed = sequence.clone()
     changed[0, 5] = (changed[0, 5] + 1) % VOCAB
@@ -100,18 +100,18 @@ def test_rows_of_a_cache_are_copied_kept_and_moved(model: Decoder) -> None:
 
 
 @torch.no_grad()
-def test_logits_to_keep_are_the_last_ones(model: Decoder) -> None:
+def test_logits_to_keep_returns_the_last_logits(model: Decoder) -> None:
     sequence = tokens(2, 6)
     torch.testing.assert_close(model(sequence, logits_to_keep=2), model(sequence)[:, -2:], atol=1e-6, rtol=0)
 
 
-def test_no_gradient_is_nan_with_padding(model: Decoder) -> None:
+def test_gradients_are_finite_with_padding(model: Decoder) -> None:
     model(tokens(2, 6), torch.tensor([0, 5]))[:, -1].sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 @torch.no_grad()
-def test_too_many_tokens_are_refused() -> None:
+def test_more_tokens_than_the_maximum_length_are_refused() -> None:
     model = build()
     with pytest.raises(ValueError, match="17 tokens exceed the 16 tokens that the model was built for"):
         model(tokens(1, 17))
@@ -121,24 +121,24 @@ def test_too_many_tokens_are_refused() -> None:
         model.decode(torch.tensor([0]), cache)
 
 
-def test_one_seed_gives_the_same_weights_and_leaves_the_global_generator_alone() -> None:
+def test_seed_determines_the_weights_without_changing_the_global_generator() -> None:
     state = torch.get_rng_state()
     first, second = full_state(build()), full_state(build())
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_tied_weights_are_one_tensor_with_two_names() -> None:
+def test_tied_weights_share_memory() -> None:
     tied, untied = full_state(build(tied=True)), full_state(build(tied=False))
     assert tied["head.weight"].data_ptr() == tied["embedding.weight"].data_ptr()
     assert untied["head.weight"].data_ptr() != untied["embedding.weight"].data_ptr()
 
 
-def test_the_full_state_has_buffers_too() -> None:
+def test_full_state_includes_buffers() -> None:
     assert "rotary" in full_state(build(positions="rotary"))
 
 
-def test_rotation_depends_on_the_distance_only_and_keeps_lengths() -> None:
+def test_rotary_scores_depend_on_the_distance_only_and_rotation_keeps_norms() -> None:
     cosines, sines = rotary_table(8, 4).unbind()
     query, key = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.5, -1.0, 2.0, 0.0])
 
@@ -152,7 +152,7 @@ def test_rotation_depends_on_the_distance_only_and_keeps_lengths() -> None:
     )
 
 
-def test_a_width_that_does_not_split_into_pairs_is_refused() -> None:
+def test_width_that_does_not_fit_rotary_positions_is_refused() -> None:
     with pytest.raises(ValueError, match="4 heads with rotary positions require a multiple of 8"):
         DecoderOptions(width=36, heads=4, positions="rotary")
     DecoderOptions(width=36, heads=4)

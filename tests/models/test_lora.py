@@ -55,8 +55,8 @@ def engine_of(model: object) -> tuple[DoubleBuffer, ModulePair]:
     return DoubleBuffer([full_state(module) for module in modules.modules], modules), modules
 
 
-class TestOnce:
-    def test_an_engine_gets_the_base_with_the_delta_in_it_once(self) -> None:
+class TestMergedState:
+    def test_engine_receives_the_base_with_the_adapter_merged_once(self) -> None:
         learner, (engine, modules) = Scalar(1.0), engine_of(Scalar)
         adapt(learner, 0.5)
         assert learner.layer(torch.ones(1)).item() == 1.5
@@ -66,7 +66,7 @@ class TestOnce:
         assert not any(isinstance(module, LoraLinear) for module in modules.in_use.modules())
         assert learner.layer.weight.item() == 1.0
 
-    def test_what_was_staged_stays_though_the_adapter_and_the_base_move(self) -> None:
+    def test_staged_weights_are_unaffected_by_later_training(self) -> None:
         learner, (engine, modules) = Scalar(2.0), engine_of(Scalar)
         adapt(learner, 0.5)
         engine.stage(merged_state(learner), 1)
@@ -80,12 +80,12 @@ class TestOnce:
         with pytest.raises(ValueError, match="has adapters already; a second `add_lora` would apply two"):
             add_lora(Scalar(), targets=["layer"], rank=1, alpha=1.0)
 
-    def test_base_and_adapter_together_are_refused(self) -> None:
+    def test_unmerged_adapter_weights_are_refused(self) -> None:
         learner, (engine, _) = Scalar(), engine_of(Scalar)
         with pytest.raises(SyncError, match=r"'layer\.lora_a' is unknown to the engine"):
             SameHostTransport().publish(full_state(learner), 1, [engine])
 
-    def test_an_engine_that_applies_it_twice_is_caught_by_the_canary(self) -> None:
+    def test_engine_that_applies_the_adapter_twice_fails_the_canary(self) -> None:
         class Twice(DoubleBuffer):
             def logprobs(self, tokens: np.ndarray) -> np.ndarray:
                 return np.full(len(tokens) - 1, -(modules.in_use.layer.weight.item() + 0.5), np.float32)
@@ -100,32 +100,32 @@ class TestOnce:
 
 
 class TestMatching:
-    def test_an_adapter_that_matches_no_module_is_an_error(self) -> None:
+    def test_targets_that_match_no_layer_are_an_error(self) -> None:
         model = policy()  # four linear layers, and a head
         del model.head
         with pytest.raises(ValueError, match=r"adapter matched 0 of 4 linear layers: targets are \['qvk'\].*'qkv'\?"):
             add_lora(model, targets=["qvk"], rank=2, alpha=4.0)
 
-    def test_a_target_that_matches_nothing_beside_one_that_does_is_an_error_too(self) -> None:
+    def test_one_target_without_a_match_is_an_error(self) -> None:
         with pytest.raises(ValueError, match="target 'mlp_iin' matched 0 of 5 linear layers. Did you mean 'mlp_in'?"):
             add_lora(policy(), targets=["qkv", "mlp_iin"], rank=2, alpha=4.0)
 
-    def test_a_single_name_is_no_list_of_letters(self) -> None:
+    def test_string_in_place_of_the_list_of_targets_is_refused(self) -> None:
         with pytest.raises(TypeError, match=r"write \('qkv',\)"):
             add_lora(policy(), targets="qkv", rank=2, alpha=4.0)
 
-    def test_a_tied_layer_cannot_have_an_adapter(self) -> None:
+    def test_adapter_for_a_tied_layer_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"weights are tied, embedding\.weight = head\.weight"):
             add_lora(policy(tied=True), targets=["head"], rank=2, alpha=4.0)
 
-    def test_adapters_alone_match_nothing_of_an_engine(self) -> None:
+    def test_publishing_only_the_adapter_is_refused(self) -> None:
         learner, (engine, _) = Scalar(), engine_of(partial(Scalar, adapted=False))
         adapter = {name: tensor for name, tensor in full_state(learner).items() if "lora" in name}
         with pytest.raises(SyncError, match="they matched 0 of 1 of its tensors"):
             SameHostTransport().publish(adapter, 1, [engine])
 
 
-def test_a_fresh_adapter_changes_nothing_and_a_merged_model_says_the_same() -> None:
+def test_new_adapter_and_merging_do_not_change_the_logits() -> None:
     tokens = torch.tensor([[4, 2, 3, 5]])
     plain, adapted = policy(), adapted_policy()
     torch.testing.assert_close(adapted(tokens), plain(tokens))
@@ -159,7 +159,7 @@ def answered(scores: tuple[float, ...]) -> list[object]:
 
 
 class TestTraining:
-    def test_adapters_are_trained_the_base_is_not_and_engines_follow(self) -> None:
+    def test_only_adapters_are_trained_and_engines_receive_them(self) -> None:
         learner = learner_of(adapted_policy())
         engine = InlineOptions(n=2, max_response_length=LENGTH).build(
             policy=adapted_policy, tokenizer=TOKENIZER, task=TASK, seed=0
@@ -178,7 +178,7 @@ class TestTraining:
         after = full_state(learner._module)
         assert all(torch.equal(tensor, after[name]) for name, tensor in base.items())
 
-    def test_a_learner_that_publishes_the_base_only_is_refused(self) -> None:
+    def test_learner_that_publishes_only_the_base_is_refused(self) -> None:
         class Forgetful(PolicyGradientLearner):
             def weights(self) -> dict[str, Tensor]:
                 return {name: tensor for name, tensor in full_state(self._module).items() if "lora" not in name}
@@ -191,7 +191,7 @@ class TestTraining:
             transport.publish(learner.weights(), 1, [engine], trained=learner.trainable())
         assert engine.version == 0
 
-    def test_a_restored_learner_publishes_the_same(self) -> None:
+    def test_restored_learner_publishes_the_same_weights(self) -> None:
         learner, other = learner_of(adapted_policy()), learner_of(adapted_policy())
         learner.update(answered((0.0, 1.0)))
         other.load_state_dict(learner.state_dict())
