@@ -39,7 +39,7 @@ def assert_close(found: Tensor, expected: Any) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", OF_ANSWERS)
-def test_an_estimator_of_answers_is_its_formula(name: str, seed: int) -> None:
+def test_estimator_matches_the_reference_formula(name: str, seed: int) -> None:
     batch = Ragged.of(seed)
     given_lists = (batch.rewards.tolist(), batch.groups.tolist(), batch.inputs["lengths"].tolist())
     assert_close(
@@ -48,7 +48,7 @@ def test_an_estimator_of_answers_is_its_formula(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_returns_and_generalised_advantages_are_their_formulas(seed: int) -> None:
+def test_discounted_returns_and_gae_match_the_reference_formulas(seed: int) -> None:
     batch = Ragged.of(seed)
     rewards, values, mask = batch.logprobs, batch.advantages, batch.mask
     plain = (rewards.tolist(), values.tolist(), mask.tolist())
@@ -62,7 +62,7 @@ def test_returns_and_generalised_advantages_are_their_formulas(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_group_baseline_is_whitened_over_the_tokens_of_all_groups(seed: int) -> None:
+def test_reinforce_plus_plus_baseline_is_whitened_over_the_tokens_of_all_groups(seed: int) -> None:
     batch = Ragged.of(seed)
     rewards, groups, mask = batch.rewards.tolist(), batch.groups.tolist(), batch.mask.tolist()
     raw = reference.table(mask, lambda i, _: reference.advantage("dr_grpo", rewards, groups, [], i))
@@ -71,7 +71,7 @@ def test_a_group_baseline_is_whitened_over_the_tokens_of_all_groups(seed: int) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("function", [whiten, discounted_returns, lambda x, mask: gae(x, x * 0.5, mask)[1]])
-def test_gradients_through_returns_are_right_and_pass_over_masks(function: Any, seed: int) -> None:
+def test_gradients_through_returns_are_correct_and_0_at_masked_tokens(function: Any, seed: int) -> None:
     batch = Ragged.of(seed)
     leaf = batch.advantages.clone().requires_grad_()
     function(leaf, batch.mask).square().sum().backward()
@@ -83,7 +83,7 @@ def test_gradients_through_returns_are_right_and_pass_over_masks(function: Any, 
 
 @settings(max_examples=25)
 @given(st.permutations(range(7)), st.sampled_from(SEEDS), st.integers(0, 3))
-def test_no_order_of_rows_and_no_width_changes_an_advantage(order: list[int], seed: int, more: int) -> None:
+def test_advantages_do_not_depend_on_row_order_or_padding(order: list[int], seed: int, more: int) -> None:
     batch = Ragged.of(seed)
     changed = batch.map(lambda values: values[order]).wider(more)
     for name in registry.ADVANTAGE_ESTIMATORS:
@@ -100,20 +100,20 @@ def test_no_order_of_rows_and_no_width_changes_an_advantage(order: list[int], se
 
 @pytest.mark.parametrize("name", OF_ANSWERS)
 @pytest.mark.parametrize("rewards", [[5.0], [0.1, 0.1, 0.1], [0.0, 0.0], []], ids=str)
-def test_a_group_of_one_or_without_a_spread_is_exactly_zero(name: str, rewards: list[float]) -> None:
+def test_advantages_of_one_answer_or_equal_rewards_are_exactly_0(name: str, rewards: list[float]) -> None:
     groups = torch.zeros(len(rewards), dtype=torch.int64)
     inputs = {"rewards": torch.tensor(rewards), "groups": groups, "lengths": groups + 3}
     assert estimate(name, inputs).tolist() == [0.0] * len(rewards)
 
 
-def test_answers_without_a_token_have_no_weight_in_a_baseline_by_length() -> None:
+def test_answers_without_tokens_have_no_weight_in_the_opo_baseline() -> None:
     rewards, groups = tensor([1, 0, 3, 2]), ints([0, 0, 0, 1])
     assert opo(rewards, groups, ints([2, 0, 2, 0])).tolist() == [-1, -2, 1, 0]
     assert opo(rewards, groups, ints([0, 0, 0, 0])).tolist() == [0, 0, 0, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=24))
-def test_advantages_of_a_group_have_mean_zero_and_unit_spread(answers: list[tuple[int, int]]) -> None:
+def test_grpo_advantages_of_a_group_have_mean_0_and_unit_standard_deviation(answers: list[tuple[int, int]]) -> None:
     groups = torch.tensor([group for group, _ in answers]).unique(return_inverse=True)[1]
     rewards = torch.tensor([score / 6 for _, score in answers], dtype=torch.float64)
 
@@ -127,7 +127,7 @@ def test_advantages_of_a_group_have_mean_zero_and_unit_spread(answers: list[tupl
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", [*OF_ANSWERS, "reinforce_plus_plus_baseline"])
-def test_a_reward_that_is_not_finite_is_an_error_that_says_which(name: str, bad: float) -> None:
+def test_non_finite_reward_is_an_error_that_names_the_answer(name: str, bad: float) -> None:
     mask = bools([[1, 1]] * 3)
     inputs = {"rewards": tensor([1, bad, 0]), "groups": ints([0, 0, 0]), "lengths": ints([2, 2, 2]), "mask": mask}
     with pytest.raises(NonFiniteError, match=rf"reward of answer 1 is {bad}; .*Check the task's score"):
@@ -155,14 +155,14 @@ def test_whitening_fewer_than_two_tokens_is_an_error(mask: list[list[int]]) -> N
         whiten(tensor([[1, 2], [3, 4]]), bools(mask))
 
 
-def test_the_reward_is_on_the_last_token_with_a_mask() -> None:
+def test_reward_is_placed_on_the_last_unmasked_token() -> None:
     mask = bools([[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 1, 1]])
     placed = token_rewards(tensor([1, 2, 3, 4]), mask)
     assert placed.tolist() == [[0, 1, 0], [0, 0, 2], [0, 0, 0], [0, 0, 4]]
     assert token_rewards(tensor([]), bools([[]])[:0]).shape == (0, 0)
 
 
-def test_a_reward_put_on_a_token_without_a_mask_is_an_error() -> None:
+def test_reward_placed_on_a_masked_token_is_an_error() -> None:
     mask = bools([[1, 1, 0], [1, 0, 1]])
     assert token_rewards(tensor([1, 2]), mask, at=ints([0, 2])).tolist() == [[1, 0, 0], [0, 0, 2]]
     for outside in (1, 3, -1):
@@ -170,11 +170,11 @@ def test_a_reward_put_on_a_token_without_a_mask_is_an_error() -> None:
             token_rewards(tensor([1, 2]), mask, at=ints([0, outside]))
 
 
-def test_values_after_the_last_token_count_if_they_are_given() -> None:
+def test_gae_uses_bootstrap_values_if_given() -> None:
     rewards, values, mask = tensor([[0, 0, 1]]), tensor([[0.5, 0.25, 9]]), bools([[1, 1, 0]])
     assert gae(rewards, values, mask)[1].tolist() == [[0, 0, 0]]
     assert gae(rewards, values, mask, gamma=0.5, bootstrap=tensor([4]))[1].tolist() == [[1, 2, 0]]
 
 
-def test_rloo_is_the_difference_from_the_others() -> None:
+def test_rloo_is_the_difference_from_the_mean_of_the_other_answers() -> None:
     assert rloo(tensor([1, 2, 6]), ints([0, 0, 0])).tolist() == [-3, -1.5, 4.5]

@@ -50,7 +50,7 @@ def whole(mode: str, batch: Ragged) -> tuple[float, Tensor]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_is_its_formula_and_its_gradient_is_right(mode: str, seed: int) -> None:
+def test_aggregation_mode_matches_the_reference_formula_and_gradient(mode: str, seed: int) -> None:
     batch = Ragged.of(seed)
     loss, gradient = whole(mode, batch)
 
@@ -64,7 +64,7 @@ def test_a_mode_is_its_formula_and_its_gradient_is_right(mode: str, seed: int) -
 @pytest.mark.parametrize("mode", MODES)
 @settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, ROWS), max_size=5), seed=st.sampled_from(SEEDS))
-def test_no_split_changes_loss_or_gradient(mode: str, cuts: list[int], seed: int) -> None:
+def test_loss_and_gradient_do_not_depend_on_the_split_into_micro_batches(mode: str, cuts: list[int], seed: int) -> None:
     batch = Ragged.of(seed)
     loss, gradient = whole(mode, batch)
 
@@ -82,7 +82,7 @@ def test_no_split_changes_loss_or_gradient(mode: str, cuts: list[int], seed: int
 @pytest.mark.parametrize("mode", MODES)
 @settings(deadline=None, max_examples=25)
 @given(order=st.permutations(range(ROWS)), more=st.integers(0, 4), seed=st.sampled_from(SEEDS))
-def test_no_order_of_rows_and_no_width_changes_the_loss(mode: str, order: list[int], more: int, seed: int) -> None:
+def test_loss_does_not_depend_on_row_order_or_padding(mode: str, order: list[int], more: int, seed: int) -> None:
     batch = Ragged.of(seed)
     changed = batch.map(lambda values: values[order]).wider(more)
     loss, gradient = whole(mode, batch)
@@ -92,7 +92,7 @@ def test_no_order_of_rows_and_no_width_changes_the_loss(mode: str, order: list[i
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_rejected_shrinks_no_denominator(mode: str) -> None:
+def test_rejected_tokens_still_count_in_the_denominator(mode: str) -> None:
     batch = Ragged.of(0)
     keep = batch.mask & (torch.arange(batch.mask.shape[1]) != 2)
     totals = totals_of(batch.mask, batch.groups)
@@ -108,7 +108,7 @@ def test_what_was_rejected_shrinks_no_denominator(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_without_a_token_is_zero_in_value_and_gradient(mode: str) -> None:
+def test_batch_without_tokens_has_loss_and_gradient_0(mode: str) -> None:
     batch = Ragged.of(0).map(lambda values: torch.zeros_like(values) if values.dtype is torch.bool else values)
     loss, gradient = whole(mode, batch)
     assert loss == 0.0
@@ -157,7 +157,7 @@ def _rank(rank: int, directory: str) -> None:
     distributed.destroy_process_group()
 
 
-def test_two_ranks_give_the_loss_and_gradient_of_one(tmp_path: Path) -> None:
+def test_two_ranks_have_the_loss_and_gradient_of_one_rank(tmp_path: Path) -> None:
     multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=2)
 
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
@@ -175,7 +175,7 @@ def test_two_ranks_give_the_loss_and_gradient_of_one(tmp_path: Path) -> None:
         assert [own[f"{name}, totals"] for own in found] == [totals] * 2
 
 
-def test_totals_count_only_what_has_a_token() -> None:
+def test_totals_count_only_answers_with_tokens() -> None:
     mask, groups = bools([[1, 1], [0, 0], [1, 0], [0, 0]]), ints([0, 0, 2, 1])
     totals = totals_of(mask, groups)
     assert totals == Totals(tokens=3, sequences=2, prompt_tokens=(2, 0, 1))
@@ -183,7 +183,7 @@ def test_totals_count_only_what_has_a_token() -> None:
     assert totals_of(mask[:0], groups[:0]) == Totals(0, 0)
 
 
-def test_a_longest_response_below_one_is_an_error() -> None:
+def test_max_response_length_below_1_is_an_error() -> None:
     with pytest.raises(ConfigError, match="at least 1 token, found 0"):
         seq_mean_token_sum_norm(tensor([[1.0]]), bools([[1]]), Totals(1, 1), 0)
     assert math.isclose(seq_mean_token_sum_norm(tensor([[1.0]]), bools([[1]]), Totals(1, 1), 4).item(), 0.25)

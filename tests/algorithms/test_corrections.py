@@ -36,7 +36,7 @@ def measured(log_ratio: Tensor, mask: Tensor, weights: Tensor | None = None) -> 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", registry.BEHAVIOUR_WEIGHTS)
-def test_a_weight_is_its_formula(name: str, seed: int) -> None:
+def test_behaviour_weight_matches_the_reference_formula(name: str, seed: int) -> None:
     batch = Ragged.of(seed)
     low, high = BANDS.get(name, (0.5, 1.5))
     mask, log_ratio = batch.mask.tolist(), batch.log_ratio.tolist()
@@ -49,7 +49,7 @@ def test_a_weight_is_its_formula(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", registry.BEHAVIOUR_WEIGHTS)
-def test_a_weight_has_no_gradient_and_reads_no_masked_token(name: str) -> None:
+def test_behaviour_weight_has_no_gradient_and_ignores_masked_tokens(name: str) -> None:
     batch = Ragged.of(4)
     found = weigh(name, batch.log_ratio.requires_grad_(), batch.mask)
     assert not found.requires_grad
@@ -59,7 +59,7 @@ def test_a_weight_has_no_gradient_and_reads_no_masked_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", registry.BEHAVIOUR_WEIGHTS)
-def test_a_sampler_that_is_the_proximal_policy_has_the_weight_one(name: str) -> None:
+def test_behaviour_weight_is_1_if_sampler_and_proximal_policy_are_equal(name: str) -> None:
     batch = Ragged.of(1, spread=0.0)
     assert weigh(name, batch.log_ratio, batch.mask).tolist() == batch.mask.double().tolist()
 
@@ -67,7 +67,7 @@ def test_a_sampler_that_is_the_proximal_policy_has_the_weight_one(name: str) -> 
 @pytest.mark.parametrize("name", registry.BEHAVIOUR_WEIGHTS)
 @settings(max_examples=25)
 @given(order=st.permutations(range(7)), more=st.integers(0, 3))
-def test_no_order_of_rows_and_no_width_changes_a_weight(name: str, order: list[int], more: int) -> None:
+def test_behaviour_weights_do_not_depend_on_row_order_or_padding(name: str, order: list[int], more: int) -> None:
     batch = Ragged.of(2)
     changed = batch.map(lambda values: values[order]).wider(more)
     before = weigh(name, batch.log_ratio, batch.mask)
@@ -76,7 +76,7 @@ def test_no_order_of_rows_and_no_width_changes_a_weight(name: str, order: list[i
 
 
 @pytest.mark.parametrize("name", registry.BEHAVIOUR_WEIGHTS)
-def test_a_product_beyond_the_exponent_is_clamped_and_a_batch_without_a_token_weighs_nothing(name: str) -> None:
+def test_large_ratios_are_clamped_and_batches_without_tokens_have_weight_0(name: str) -> None:
     far = weigh(name, tensor([[30.0, 30.0]]), bools([[1, 1]]), low=0.0, high=1e12)
     assert far.tolist() == [[1.0 if name.startswith("mask") else pytest.approx(math.exp(20))] * 2]
     assert weigh(name, torch.full((2, 3), math.nan), torch.zeros(2, 3).bool()).tolist() == [[0.0] * 3] * 2
@@ -85,7 +85,7 @@ def test_a_product_beyond_the_exponent_is_clamped_and_a_batch_without_a_token_we
 
 @pytest.mark.parametrize("name", registry.BEHAVIOUR_WEIGHTS)
 @pytest.mark.parametrize(("low", "high"), [(2.0, 0.5), (-0.1, 2.0)])
-def test_bounds_that_make_no_sense_are_an_error(name: str, low: float, high: float) -> None:
+def test_invalid_bounds_are_an_error(name: str, low: float, high: float) -> None:
     with pytest.raises(ConfigError, match=f"0 <= low <= high, found low {low} and high {high}"):
         weigh(name, tensor([[0.0]]), bools([[1]]), low=low, high=high)
 
@@ -99,7 +99,7 @@ def test_bounds_are_inclusive(name: str) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_a_criterion_is_its_formula(criterion: str, seed: int) -> None:
+def test_rejection_criterion_matches_the_reference_formula(criterion: str, seed: int) -> None:
     batch = Ragged.of(seed)
     bound: Any = [0.8, 1.25] if criterion.endswith("k1") else 0.05
     mask, log_ratio = batch.mask.tolist(), batch.log_ratio.tolist()
@@ -111,7 +111,7 @@ def test_a_criterion_is_its_formula(criterion: str, seed: int) -> None:
     assert keep.tolist() == [[bool(value) for value in row] for row in expected]
 
 
-def test_all_criteria_have_to_pass() -> None:
+def test_token_is_kept_only_if_all_criteria_pass() -> None:
     batch = Ragged.of(1)
     some: list[Mapping[str, Any]] = [{"token_k1": [0.8, 1.4]}, {"seq_mean_k3": 0.05}, {"seq_max_k2": 0.2}]
     each = [rejection(batch.log_ratio, batch.mask, one) for one in some]
@@ -122,7 +122,7 @@ def test_all_criteria_have_to_pass() -> None:
     assert torch.equal(rejection(batch.log_ratio, batch.mask, {}), batch.mask)
 
 
-def test_a_limit_on_the_ratio_is_inclusive_and_on_the_ratio_itself() -> None:
+def test_bounds_of_token_k1_are_inclusive_and_apply_to_the_ratio() -> None:
     log_ratio, mask = tensor([[0.0, math.log(4.0), -math.log(4.0)]]), bools([[1, 1, 1]])
     assert rejection(log_ratio, mask, {"token_k1": [1.0, 5.0]}).tolist() == [[True, True, False]]
     assert rejection(tensor([[0.5]]), bools([[1]]), {"token_k2": 0.125}).tolist() == [[True]]
@@ -142,13 +142,13 @@ def test_a_limit_on_the_ratio_is_inclusive_and_on_the_ratio_itself() -> None:
         ({"seq_sum_k3": math.inf}, "found inf"),
     ],
 )
-def test_a_criterion_with_the_wrong_kind_of_bound_is_an_error(criteria: dict[str, Any], message: str) -> None:
+def test_criterion_with_an_invalid_bound_is_an_error(criteria: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         rejection(tensor([[0.0]]), bools([[1]]), criteria)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_divergence_is_its_formulas(seed: int) -> None:
+def test_divergence_matches_the_reference_formulas(seed: int) -> None:
     batch = Ragged.of(seed)
     weights = weigh("icepop", batch.log_ratio, batch.mask)
     found = measured(batch.log_ratio, batch.mask, weights)
@@ -165,7 +165,7 @@ def test_a_divergence_is_its_formulas(seed: int) -> None:
 
 
 @given(cut=st.integers(0, 7), seed=st.sampled_from(SEEDS))
-def test_a_divergence_is_merged_from_any_parts(cut: int, seed: int) -> None:
+def test_divergence_of_merged_parts_equals_that_of_the_whole(cut: int, seed: int) -> None:
     batch = Ragged.of(seed)
     parts = [divergence_sums(batch.log_ratio[part], batch.mask[part]) for part in (slice(cut), slice(cut, 7))]
     merged = Divergence(**{key: float(parts[0][key] + parts[1][key]) for key in parts[0]})
@@ -174,14 +174,14 @@ def test_a_divergence_is_merged_from_any_parts(cut: int, seed: int) -> None:
         assert getattr(merged, key) == pytest.approx(getattr(whole, key), rel=1e-12)
 
 
-def test_on_policy_nothing_diverges_and_every_token_counts() -> None:
+def test_divergence_is_0_on_policy_and_every_token_counts() -> None:
     batch = Ragged.of(0, spread=0.0)
     found = measured(batch.log_ratio, batch.mask)
     assert (found.chi2, found.k1, found.k3, found.mean_absolute, found.clamped) == (0, 0, 0, 0, 0)
     assert found.effective_sample_size == 1.0
 
 
-def test_a_divergence_without_weight_or_token_has_documented_values() -> None:
+def test_divergence_without_weights_or_tokens_has_the_documented_values() -> None:
     assert measured(tensor([[0.1, 0.2]]), bools([[1, 1]]), tensor([[0.0, 0.0]])).effective_sample_size == 0.0
     none = measured(torch.full((1, 2), math.nan), bools([[0, 0]]))
     assert none == Divergence()

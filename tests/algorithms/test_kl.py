@@ -31,7 +31,7 @@ def gradient(value: Tensor, at: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", [1, 2, 3])
-def test_an_estimate_is_its_formula_and_its_gradient_is_right(kind: int, seed: int) -> None:
+def test_kl_estimator_matches_the_reference_formula_and_gradient(kind: int, seed: int) -> None:
     batch = Ragged.of(seed)
     mask, drift = batch.mask.tolist(), (batch.proximal - batch.logprobs).tolist()
 
@@ -45,7 +45,7 @@ def test_an_estimate_is_its_formula_and_its_gradient_is_right(kind: int, seed: i
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_mean_gradient_on_policy_is_that_of_a_divergence(seed: int) -> None:
+def test_mean_gradient_on_policy_equals_that_of_the_exact_divergence(seed: int) -> None:
     logits, other, _ = policies(seed)
     policy, everything = logits.log_softmax(0), torch.ones(5, dtype=torch.bool)
     weights = policy.detach().exp()
@@ -61,7 +61,7 @@ def test_the_mean_gradient_on_policy_is_that_of_a_divergence(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_off_policy_the_mean_gradient_is_that_of_the_divergence(estimator: str, seed: int) -> None:
+def test_mean_corrected_gradient_off_policy_equals_that_of_the_exact_divergence(estimator: str, seed: int) -> None:
     logits, other, sampler = policies(seed)
     everything = torch.ones(5, dtype=torch.bool)
     policy = logits.log_softmax(0)
@@ -78,7 +78,7 @@ def test_off_policy_the_mean_gradient_is_that_of_the_divergence(estimator: str, 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("corrected", [False, True])
-def test_what_is_masked_changes_neither_value_nor_gradient(estimator: str, corrected: bool) -> None:
+def test_masked_tokens_change_neither_value_nor_gradient(estimator: str, corrected: bool) -> None:
     batch, found = Ragged.of(3), []
     for hidden in (0.0, math.nan, -math.inf):
         values = [x.masked_fill(~batch.mask, hidden) for x in (batch.logprobs, batch.proximal, batch.behaviour)]
@@ -95,13 +95,13 @@ def test_what_is_masked_changes_neither_value_nor_gradient(estimator: str, corre
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_policy_does_not_diverge_from_itself(estimator: str) -> None:
+def test_kl_of_equal_policies_is_0(estimator: str) -> None:
     batch = Ragged.of(0)
     assert (kl(batch.logprobs, batch.logprobs, batch.mask, estimator=estimator) == 0).all()
 
 
 @pytest.mark.parametrize(("estimator", "value"), [("k1", 20.0), ("k2", 200.0), ("k3", math.exp(-20) + 19)])
-def test_a_difference_beyond_the_exponent_is_clamped_without_a_gradient(estimator: str, value: float) -> None:
+def test_large_difference_is_clamped_and_has_no_gradient(estimator: str, value: float) -> None:
     logprobs = tensor([[-1.0]]).requires_grad_()
     found = kl(logprobs, tensor([[-90.0]]), bools([[1]]), estimator=estimator)
     assert found.item() == pytest.approx(value)
@@ -114,7 +114,7 @@ def test_an_unknown_estimator_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_log_linear_is_its_formula(seed: int) -> None:
+def test_log_linear_matches_the_reference_formula(seed: int) -> None:
     batch = Ragged.of(seed, spread=1.0)
     versions = torch.randint(-1, 9, batch.mask.shape, generator=torch.Generator().manual_seed(seed))
 
@@ -136,19 +136,19 @@ def test_log_linear_is_its_formula(seed: int) -> None:
     )
 
 
-def test_a_proximal_policy_that_is_the_current_one_is_exactly_it() -> None:
+def test_log_linear_returns_the_current_policy_exactly_for_its_version() -> None:
     logprobs, behaviour = tensor([[-0.3, -0.7]]), tensor([[-0.1, -9.0]])
     found = log_linear(behaviour, logprobs, sampler_version=ints([0, 4])[None], proximal_version=4, current_version=4)
     assert found.tolist() == [[-0.3, -9.0]]  # the second was sampled from it
 
 
-def test_a_proximal_policy_later_than_the_current_one_is_an_error() -> None:
+def test_proximal_version_above_the_current_version_is_an_error() -> None:
     zero = tensor([[0.0]])
     with pytest.raises(ConfigError, match="the proximal version 5 is above the current one, 4"):
         log_linear(zero, zero, sampler_version=ints([0])[None], proximal_version=5, current_version=4)
 
 
-def test_the_penalty_of_whole_lengths_is_exact_to_float64() -> None:
+def test_overlong_penalty_of_integer_lengths_is_exact_in_float64() -> None:
     found = overlong_penalty(ints([95]), max_length=100, buffer=30)
     assert found.dtype == torch.float64
     assert found.item() == pytest.approx(-25 / 30, rel=1e-15)
@@ -158,6 +158,6 @@ def test_the_penalty_of_whole_lengths_is_exact_to_float64() -> None:
     ("buffer", "factor", "message"),
     [(0, 1.0, "found buffer 0"), (21, 1.0, "buffer 21 and max_length 20"), (4, -1.0, "factor of at least 0")],
 )
-def test_a_penalty_that_makes_no_sense_is_an_error(buffer: int, factor: float, message: str) -> None:
+def test_invalid_overlong_penalty_options_are_an_error(buffer: int, factor: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         overlong_penalty(tensor([3.0]), max_length=20, buffer=buffer, factor=factor)

@@ -11,7 +11,7 @@ from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_entropy_is_logsumexp_less_the_mean_logit_at_the_temperature_of_sampling(temperature: float) -> None:
+def test_entropy_matches_the_formula_at_the_sampling_temperature(temperature: float) -> None:
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     scaled = (logits / temperature).tolist()
     for row, found in zip(scaled, entropy(log_policy(logits, temperature)).tolist(), strict=True):
@@ -19,24 +19,24 @@ def test_entropy_is_logsumexp_less_the_mean_logit_at_the_temperature_of_sampling
         assert found == pytest.approx(total - sum(math.exp(z - total) * z for z in row), rel=1e-12)
 
 
-def test_gradients_of_log_probabilities_and_entropy_are_right() -> None:
+def test_gradients_of_log_probabilities_and_entropy_pass_gradcheck() -> None:
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     tokens = torch.tensor([[0, 3, 1], [2, 2, 0]])
     assert torch.autograd.gradcheck(lambda x: entropy(log_policy(x, 0.7)), (logits,))
     assert torch.autograd.gradcheck(lambda x: of_tokens(log_policy(x, 0.7), tokens), (logits,))
 
 
-def test_a_token_that_cannot_be_sampled_has_no_entropy() -> None:
+def test_token_with_probability_0_adds_no_entropy() -> None:
     assert entropy(log_policy(torch.tensor([0.0, 0.0, -math.inf]), 1.0)).item() == pytest.approx(math.log(2))
 
 
-def test_log_probabilities_of_tokens() -> None:
+def test_of_tokens_selects_the_log_probabilities_of_tokens() -> None:
     logits = torch.log(torch.tensor([[[0.2, 0.8], [0.5, 0.5]]]))
     found = of_tokens(log_policy(logits, 1.0), torch.tensor([[1, 0]]))
     torch.testing.assert_close(found, torch.log(torch.tensor([[0.8, 0.5]])))
 
 
-def test_half_precision_logits_are_widened_first() -> None:
+def test_half_precision_logits_are_converted_to_float32() -> None:
     assert log_policy(torch.zeros(2, dtype=torch.bfloat16), 1.0).dtype == torch.float32
 
 
@@ -44,7 +44,7 @@ def test_half_precision_logits_are_widened_first() -> None:
     ("logits", "temperature"), [([110.0, 0.0, 0.5], 1.0), ([12.0, 0.0, 0.5], 0.1), ([1.0, 2.0, -math.inf], 1.0)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_gradient_of_the_entropy_is_finite_where_a_probability_is_too_small(
+def test_gradient_of_the_entropy_is_finite_if_a_probability_underflows(
     logits: list[float], temperature: float, dtype: torch.dtype
 ) -> None:
     leaf = torch.tensor(logits, dtype=dtype, requires_grad=True)

@@ -32,7 +32,7 @@ def faults(**sections: Mapping[str, object]) -> str:
     return str(caught.value)
 
 
-def test_the_defaults_are_plain_ppo_on_the_samplers_own_log_probabilities() -> None:
+def test_defaults_are_plain_ppo_with_the_log_probabilities_of_the_sampler() -> None:
     algorithm = AlgorithmOptions()
     assert algorithm.proximal_policy == "bypass"
     assert algorithm.behaviour_weight == "none"
@@ -44,7 +44,7 @@ def test_the_defaults_are_plain_ppo_on_the_samplers_own_log_probabilities() -> N
     assert AlgorithmOptions(adv_estimator="math:hypot").needs_a_critic is None
 
 
-def test_every_registered_name_is_a_function_that_its_inputs_and_options_fill() -> None:
+def test_every_registered_function_binds_to_its_inputs_and_options() -> None:
     inputs = {
         "adv_estimator": (*INPUTS, "values", "reduce"),
         "policy_loss": ("logprobs", "proximal", "behaviour", "advantages", "mask"),
@@ -59,7 +59,7 @@ def test_every_registered_name_is_a_function_that_its_inputs_and_options_fill() 
     assert set(registry.ADVANTAGE_ESTIMATORS) > registry.GROUP_RELATIVE | registry.OF_A_CRITIC
 
 
-def test_options_come_from_the_section_then_from_arguments_then_from_the_function() -> None:
+def test_args_override_the_section_and_the_section_overrides_function_defaults() -> None:
     bound = registry.bind(
         f"{__name__}:_advantage",
         registry.POLICY_LOSSES,
@@ -115,7 +115,7 @@ def test_a_missing_input_is_an_error_with_a_suggestion() -> None:
         ("_by_position", {}, "takes rewards by position"),
     ],
 )
-def test_an_argument_that_is_not_the_functions_is_an_error(name: str, args: dict[str, Any], message: str) -> None:
+def test_unknown_argument_of_a_function_is_an_error(name: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         bind(name, **args)
 
@@ -128,7 +128,7 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
     assert "there are none, tis_token, " in found
 
 
-def test_a_function_of_the_user_is_found_by_module_and_by_file() -> None:
+def test_user_defined_function_is_resolved_by_module_or_file() -> None:
     assert registry.LOSS_AGG_MODES.resolve("math:hypot") is math.hypot
     assert registry.POLICY_LOSSES.resolve(f"{EXAMPLES}/my_losses.py:sapo").__name__ == "sapo"
 
@@ -148,14 +148,14 @@ def test_a_path_without_a_function_is_an_error(name: str, message: str) -> None:
         registry.POLICY_LOSSES.resolve(name)
 
 
-def test_a_file_is_relative_to_the_yaml_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_function_file_is_relative_to_the_yaml_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(EXAMPLES / "04_loss.yaml")
     assert config.algorithm.policy_loss == f"{EXAMPLES}/my_losses.py:sapo"
     assert config.algorithm.policy_loss_args == {"tau_neg": 1.05}
 
 
-def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
+def test_section_with_all_options_is_unchanged_by_dump_and_load() -> None:
     everything = {
         "adv_estimator": "maxrl",
         "adv_args": {"epsilon": 1e-4},
@@ -244,11 +244,11 @@ def test_a_section_with_everything_is_the_same_after_a_dump() -> None:
         ({"overlong_buffer": 17}, "algorithm.overlong_buffer: a buffer of 17 tokens is longer than rollout.max_resp"),
     ],
 )
-def test_keys_that_make_no_sense_are_faults_with_their_address(section: dict[str, object], message: str) -> None:
+def test_invalid_options_are_faults_with_their_address(section: dict[str, object], message: str) -> None:
     assert message in faults(algorithm=section)
 
 
-def test_the_table_of_options_is_that_of_the_functions() -> None:
+def test_table_of_options_matches_the_signatures_of_the_functions() -> None:
     section = {field.name for field in attrs.fields(AlgorithmOptions)}
     for names in registry.FUNCTIONS.values():
         for name in names:
@@ -256,7 +256,7 @@ def test_the_table_of_options_is_that_of_the_functions() -> None:
             assert registry.OPTIONS.get(name, frozenset()) == taken
 
 
-def test_an_option_that_is_left_out_is_the_usual_one_of_the_function() -> None:
+def test_omitted_option_uses_the_default_of_the_function() -> None:
     for options, expected in (({}, {}), ({"clip_ratio_low": 0.0}, {"clip_ratio_low": 0.0})):
         section = attrs.asdict(AlgorithmOptions(policy_loss="gspo", **options))
         inputs = ("logprobs", "proximal", "advantages", "mask")
@@ -276,7 +276,7 @@ def _needs(rewards: int, *, gamma: float) -> None: ...
 
 
 @pytest.mark.parametrize("estimator", sorted(registry.GROUP_RELATIVE))
-def test_one_answer_a_prompt_leaves_nothing_to_compare(estimator: str) -> None:
+def test_one_answer_per_prompt_is_refused_by_estimators_that_compare_answers(estimator: str) -> None:
     found = faults(algorithm={"adv_estimator": estimator}, rollout={"use": "inline", "n": 1})
     assert (
         f"rollout.n: '{estimator}' compares the answers to a prompt, so that with one answer every advantage is 0"
@@ -284,12 +284,12 @@ def test_one_answer_a_prompt_leaves_nothing_to_compare(estimator: str) -> None:
     )
 
 
-def test_one_answer_a_prompt_is_enough_for_returns() -> None:
+def test_one_answer_per_prompt_is_accepted_by_reinforce_plus_plus() -> None:
     mapping = {**yaml.safe_load(PLUGINS), "rollout": {"use": "inline", "n": 1}}
     config = config_from_mapping({**mapping, "algorithm": {"adv_estimator": "reinforce_plus_plus"}})
     assert not config.algorithm.compares_answers
 
 
-def test_nothing_of_the_section_needs_torch() -> None:
+def test_algorithm_options_import_no_torch() -> None:
     script = "import sys, hooktrainer.algorithms.options; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

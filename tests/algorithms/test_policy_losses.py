@@ -81,7 +81,7 @@ def called(function: Any, available: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", CONFIGURED)
-def test_a_loss_is_its_formula(name: str, seed: int) -> None:
+def test_policy_loss_matches_the_reference_formula(name: str, seed: int) -> None:
     batch = Ragged.of(seed)
     found = called(CONFIGURED[name], given_of(batch)).loss
     torch.testing.assert_close(found, tensor(expected(name, batch)), rtol=1e-12, atol=1e-12)
@@ -89,7 +89,7 @@ def test_a_loss_is_its_formula(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["ppo_clip", "decoupled_ppo", *USERS], ids=short)
-def test_the_gradient_of_a_loss_without_stopped_parts_is_that_of_its_value(name: str, seed: int) -> None:
+def test_gradient_of_losses_without_stop_gradient_matches_their_value(name: str, seed: int) -> None:
     inputs = shown(Ragged.of(seed))
 
     def loss(current: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def test_the_gradient_of_a_loss_without_stopped_parts_is_that_of_its_value(name:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_gradient_of_gspo_adds_up_to_that_of_the_ratio_of_the_answer(seed: int) -> None:
+def test_gradient_of_gspo_equals_that_of_the_sequence_ratio(seed: int) -> None:
     batch = Ragged.of(seed)
     inputs, lengths = shown(batch), batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
     gain = inputs["advantages"][:, :1]
@@ -118,7 +118,7 @@ def test_the_gradient_of_gspo_adds_up_to_that_of_the_ratio_of_the_answer(seed: i
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_gradient_of_cispo_is_that_of_the_log_probability_alone(seed: int) -> None:
+def test_gradient_of_cispo_is_that_of_the_weighted_log_probability(seed: int) -> None:
     batch = Ragged.of(seed)
     inputs = given_of(batch)
     ratio = (batch.logprobs - batch.proximal).exp().clamp(max=LARGEST)
@@ -128,7 +128,7 @@ def test_the_gradient_of_cispo_is_that_of_the_log_probability_alone(seed: int) -
 
 @pytest.mark.parametrize("name", NAMES, ids=short)
 @pytest.mark.parametrize("hidden", [math.nan, math.inf, -7.0])
-def test_what_is_masked_changes_neither_loss_nor_gradient_nor_stats(name: str, hidden: float) -> None:
+def test_masked_tokens_change_neither_loss_nor_gradient_nor_stats(name: str, hidden: float) -> None:
     batch = Ragged.of(3)
     wild = {key: value.masked_fill(~batch.mask, hidden) for key, value in shown(batch).items() if key != "mask"}
 
@@ -149,7 +149,7 @@ def test_what_is_masked_changes_neither_loss_nor_gradient_nor_stats(name: str, h
 @pytest.mark.parametrize("name", NAMES, ids=short)
 @settings(max_examples=25)
 @given(order=st.permutations(range(7)), more=st.integers(0, 3))
-def test_no_order_of_rows_and_no_width_changes_a_loss(name: str, order: list[int], more: int) -> None:
+def test_policy_loss_does_not_depend_on_row_order_or_padding(name: str, order: list[int], more: int) -> None:
     batch = Ragged.of(1)
     changed = batch.map(lambda values: values[order]).wider(more)
     before, after = bound(name)(given_of(batch)).loss, bound(name)(given_of(changed)).loss
@@ -158,7 +158,7 @@ def test_no_order_of_rows_and_no_width_changes_a_loss(name: str, order: list[int
 
 
 @pytest.mark.parametrize("name", NAMES, ids=short)
-def test_on_the_sampling_policy_nothing_is_clipped_and_the_gradient_is_reinforce(name: str) -> None:
+def test_on_policy_loss_clips_nothing_and_has_the_gradient_of_reinforce(name: str) -> None:
     batch = Ragged.of(2, spread=0.0)
     inputs = given_of(batch)
     result = bound(name)(inputs)
@@ -169,7 +169,7 @@ def test_on_the_sampling_policy_nothing_is_clipped_and_the_gradient_is_reinforce
         assert value.sum() == (batch.mask.sum() if key == "behaviour_weight" else 0), key
 
 
-def test_a_weight_of_decoupled_ppo_is_cut_at_its_cap_and_has_no_gradient() -> None:
+def test_behaviour_weight_of_decoupled_ppo_is_capped_and_has_no_gradient() -> None:
     proximal, behaviour, mask = tensor([[-1.0, -1.0]]), tensor([[-4.0, -0.5]]).requires_grad_(), bools([[1, 1]])
     result = decoupled_ppo(proximal, proximal, behaviour, tensor([[1.0, 1.0]]), mask, behaviour_weight_cap=2.0)
     assert not result.loss.requires_grad
@@ -177,7 +177,7 @@ def test_a_weight_of_decoupled_ppo_is_cut_at_its_cap_and_has_no_gradient() -> No
     assert result.stats["behaviour_weight_capfrac"].tolist() == [[1.0, 0.0]]
 
 
-def test_one_advantage_an_answer_reaches_all_its_tokens() -> None:
+def test_advantage_per_answer_is_applied_to_all_its_tokens() -> None:
     zeros, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
     for name in NAMES:
         given_rows = {"logprobs": zeros, "proximal": zeros, "behaviour": zeros, "mask": mask}
@@ -188,7 +188,7 @@ def test_one_advantage_an_answer_reaches_all_its_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo", "decoupled_ppo"])
 @pytest.mark.parametrize("drift", [25.0, -25.0])
-def test_an_extreme_ratio_is_clamped_without_a_gradient_and_counted(name: str, drift: float) -> None:
+def test_extreme_ratio_is_clamped_without_a_gradient_and_counted(name: str, drift: float) -> None:
     logprobs, others, mask = tensor([[-1.0]]), tensor([[-1.0 - drift]]), bools([[1]])
     inputs = {"proximal": others, "behaviour": others, "advantages": tensor([[-1.0]]), "mask": mask}
 
@@ -210,13 +210,13 @@ def test_an_extreme_ratio_is_clamped_without_a_gradient_and_counted(name: str, d
         ("decoupled_ppo", {"behaviour_weight_cap": 0.0}, "behaviour_weight_cap > 0, found 0.0"),
     ],
 )
-def test_a_bound_that_makes_no_sense_is_an_error(name: str, args: dict[str, float], message: str) -> None:
+def test_invalid_bounds_are_an_error(name: str, args: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         bound(name, **args)(given_of(Ragged.of(0)))
 
 
 @pytest.mark.parametrize("name", NAMES, ids=short)
-def test_a_batch_without_a_token_has_no_loss(name: str) -> None:
+def test_batch_without_tokens_has_loss_0(name: str) -> None:
     empty = {key: torch.zeros(0, 0) for key in INPUTS} | {"mask": torch.zeros(0, 0, dtype=torch.bool)}
     assert bound(name)(empty).loss.shape == (0, 0)
     hidden = {key: torch.full((2, 3), math.nan) for key in INPUTS} | {"mask": torch.zeros(2, 3, dtype=torch.bool)}

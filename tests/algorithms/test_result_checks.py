@@ -138,7 +138,7 @@ def weights_in_a_column(log_ratio: Tensor) -> Tensor:
         ),
     ],
 )
-def test_a_wrong_result_names_the_function_what_it_returned_and_what_was_expected(
+def test_invalid_result_error_names_the_function_the_result_and_the_expectation(
     key: str, function: object, message: str
 ) -> None:
     name = f"{__name__}:{function.__name__}"  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ def test_a_wrong_result_names_the_function_what_it_returned_and_what_was_expecte
         ("behaviour_weight", weights_in_a_column),
     ],
 )
-def test_what_can_be_worked_with_is_taken(key: str, function: object) -> None:
+def test_valid_variants_of_results_are_accepted(key: str, function: object) -> None:
     name = f"{__name__}:{function.__name__}"  # type: ignore[attr-defined]
 
     metrics = learner(build(), proximal_policy="recompute", **{key: name}).update(GROUPS)
@@ -164,7 +164,7 @@ def test_what_can_be_worked_with_is_taken(key: str, function: object) -> None:
     assert metrics["actor/grad_norm"].value > 0
 
 
-def test_a_result_is_judged_by_the_part_that_it_was_asked_for() -> None:
+def test_result_is_checked_against_the_shape_of_its_micro_batch() -> None:
     """Micro-batches are narrower than the mini-batch."""
     name = f"{__name__}:loss_with_one_number"
 

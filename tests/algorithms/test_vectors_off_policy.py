@@ -217,7 +217,7 @@ def test_a_mean_per_micro_batch_would_depend_on_the_split(dtype: Dtype) -> None:
     assert_vector(torch.stack(means).mean(), 2.0952381)
 
 
-def test_staleness_of_a_group_that_saw_several_versions() -> None:
+def test_ages_of_a_group_with_several_versions() -> None:
     versions = np.array([3, 4, 5])
     answer = Trajectory(tokens=versions, logprobs=np.zeros(3, dtype=np.float32), score=0.0, versions=versions)
     group = Group(number=0, stamp=4, prompt=Prompt(text="", tokens=versions), trajectories=(answer,))
