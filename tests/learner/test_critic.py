@@ -28,7 +28,7 @@ def row(*numbers: float) -> torch.Tensor:
 
 
 class TestValueLoss:
-    def test_in_numbers(self) -> None:
+    def test_value_loss_matches_computed_values(self) -> None:
         mask = torch.tensor([[True, True, True, True, False]])
         found = value_loss(
             row(0.3, 1.0, 1.0, -1.0, torch.nan),
@@ -48,13 +48,13 @@ class TestValueLoss:
         assert current.grad is not None
         assert current.grad[0].tolist() == pytest.approx([-0.7, 0.0, 0.0, -3.0])
 
-    def test_without_a_range_it_is_half_the_square(self) -> None:
+    def test_value_loss_without_cliprange_is_half_the_squared_error(self) -> None:
         mask = torch.ones(1, 2, dtype=torch.bool)
         found = value_loss(row(3.0, -1.0), row(0.0, 0.0), row(1.0, 1.0), mask, cliprange=None)
         assert found.loss.tolist() == [[2.0, 2.0]]
         assert found.stats["vf_clipfrac"].sum() == 0
 
-    def test_its_gradient_is_right_and_nothing_leaks_from_masked_tokens(self) -> None:
+    def test_gradient_of_value_loss_passes_gradcheck_and_ignores_masked_tokens(self) -> None:
         generator = torch.Generator().manual_seed(0)
         before, returns = (torch.randn(3, 4, dtype=torch.float64, generator=generator) for _ in range(2))
         mask = torch.rand(3, 4, generator=generator) < 0.7
@@ -74,7 +74,7 @@ class TestValueLoss:
 
 @pytest.mark.parametrize("use", KINDS)
 class TestTraining:
-    def test_it_starts_at_0_and_its_loss_falls(self, use: str) -> None:
+    def test_values_start_at_0_and_the_value_loss_decreases(self, use: str) -> None:
         model = build()
         groups = on_policy(GROUPS, model)
         made = of_ppo(model, use, lr=1e-5, critic_lr=1e-2, critic_cliprange=None)
@@ -86,7 +86,7 @@ class TestTraining:
         assert found[-1]["critic/vf_explained_var"] > 0.5
         assert found[-1]["critic/values/mean"] == pytest.approx(found[-1]["critic/returns/mean"], abs=0.1)
 
-    def test_while_it_warms_up_the_policy_stays_as_it_is(self, use: str) -> None:
+    def test_policy_does_not_change_during_critic_warmup(self, use: str) -> None:
         model = build()
         made = of_ppo(model, use, critic_warmup_updates=3, weight_decay=0.1)
         before = copied(model)
@@ -98,23 +98,23 @@ class TestTraining:
         assert values(made.update(GROUPS))["actor/lr"] == 0.01
         assert not all(torch.equal(before[name], tensor) for name, tensor in full_state(model).items())
 
-    def test_it_is_no_part_of_what_engines_get(self, use: str) -> None:
+    def test_weights_for_engines_exclude_the_critic(self, use: str) -> None:
         model = build()
         assert of_ppo(model, use).weights().keys() == full_state(model).keys()
 
-    def test_what_it_reports(self, use: str) -> None:
+    def test_critic_metrics_are_reported(self, use: str) -> None:
         found = values(of_ppo(build(), use).update(GROUPS))
         reported = ("vf_loss", "vf_clipfrac", "vf_explained_var", "values/mean", "returns/mean", "grad_norm", "lr")
         assert {f"critic/{key}" for key in reported} <= found.keys()
 
-    def test_with_lambda_and_gamma_1_returns_are_the_scores(self, use: str) -> None:
+    def test_returns_equal_the_scores_with_lambda_and_gamma_1(self, use: str) -> None:
         model = build()
         found = values(of_ppo(model, use).update(GROUPS))
         assert found["critic/returns/mean"] == pytest.approx((2 * 1.0 + 0.25 + 4 * 0.5 + 0.75) / 11)
 
 
 @pytest.mark.parametrize(("use", "trains"), [("value_head", True), ("model", False)])
-def test_the_value_head_trains_the_trunk_and_a_model_of_its_own_leaves_it_alone(use: str, trains: bool) -> None:
+def test_value_head_trains_the_policy_model_and_a_separate_critic_does_not(use: str, trains: bool) -> None:
     model = build()
     made = learner(model, adv_estimator=f"{__name__}:nothing_to_gain", critic_use=use)
     made.update(GROUPS)  # the head is 0 until then
@@ -128,7 +128,7 @@ def nothing_to_gain(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Ten
 
 
 @pytest.mark.parametrize("score", [0.1, 0.7, 3.3, 100.1])
-def test_of_returns_that_are_all_alike_no_variance_is_explained(score: float) -> None:
+def test_explained_variance_of_equal_returns_is_0(score: float) -> None:
     alike = [
         attrs.evolve(each, trajectories=tuple(attrs.evolve(answer, score=score) for answer in each.trajectories))
         for each in GROUPS
@@ -137,7 +137,7 @@ def test_of_returns_that_are_all_alike_no_variance_is_explained(score: float) ->
     assert all(math.isnan(values(made.update(alike))["critic/vf_explained_var"]) for _ in range(4))
 
 
-def test_the_explained_variance_does_not_depend_on_where_the_returns_are() -> None:
+def test_explained_variance_does_not_depend_on_the_mean_of_returns() -> None:
     made = learner(build(), adv_estimator=f"{__name__}:far_off", critic_use="model")
     # Values are 0 at first, so that what is left over varies as the returns do.
     assert values(made.update(GROUPS))["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-6)
@@ -150,14 +150,14 @@ def far_off(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 @pytest.mark.parametrize("use", KINDS)
-def test_the_warm_up_of_the_policy_begins_behind_that_of_the_critic(use: str) -> None:
+def test_lr_warmup_of_the_policy_starts_after_critic_warmup(use: str) -> None:
     made = of_ppo(build(), use, critic_warmup_updates=2, lr_warmup=4, lr=0.01)
     found = [values(made.update(GROUPS)) for _ in range(7)]
     assert [each["actor/lr"] for each in found] == pytest.approx([0, 0, 0.0025, 0.005, 0.0075, 0.01, 0.01])
     assert [each["critic/lr"] for each in found] == pytest.approx([0.0025, 0.005, 0.0075, *[0.01] * 4])
 
 
-def test_a_loss_of_the_critic_that_is_not_finite_is_named_as_it_is_reported() -> None:
+def test_non_finite_critic_loss_is_reported_by_its_metric() -> None:
     made = learner(build(), adv_estimator=f"{__name__}:no_returns", critic_use="model")
     with pytest.raises(NonFiniteError, match="critic/vf_loss is nan: no update was made"):
         made.update(GROUPS)
@@ -229,11 +229,11 @@ class TestFaults:
         with pytest.raises(ConfigError, match=r"critic: .* the model NoStates gives none: it needs `width`"):
             of_ppo(NoStates(), "value_head")
 
-    def test_an_estimator_that_asks_for_values_needs_a_critic(self) -> None:
+    def test_estimator_that_requires_values_needs_a_critic(self) -> None:
         with pytest.raises(ConfigError, match=r"algorithm.adv_estimator: 'gae' requires 'values'"):
             learner(build(), adv_estimator="gae")
 
-    def test_an_estimator_of_the_users_own_that_gives_no_returns(self) -> None:
+    def test_user_defined_estimator_without_returns_is_refused_with_a_critic(self) -> None:
         made = learner(build(), adv_estimator=f"{__name__}:without_returns", critic_use="model")
         with pytest.raises(ConfigError, match="critic.use: .*without_returns' returns no targets for the critic"):
             made.update(GROUPS)
@@ -256,7 +256,7 @@ class TestFaults:
             ({"critic": {"use": "model", "lr": 0}, "algorithm": {"adv_estimator": "gae"}}, "critic.lr: "),
         ],
     )
-    def test_options_that_do_not_fit_together(self, sections: dict[str, object], fault: str) -> None:
+    def test_conflicting_critic_options_are_refused(self, sections: dict[str, object], fault: str) -> None:
         with pytest.raises(ConfigError, match=fault):
             composition_of(config_from_mapping({**NAMED, **sections}))
 

@@ -71,7 +71,7 @@ def assert_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "mode"), [*((kind, "token-mean") for kind in KINDS), *(("all", mode) for mode in LOSS_AGG_MODES)]
 )
-def test_no_cut_into_micro_batches_changes_a_number(kind: str, mode: str) -> None:
+def test_micro_batches_change_no_metric_and_no_gradient(kind: str, mode: str) -> None:
     options = {**KINDS[kind], "loss_agg_mode": mode}
     whole = trained(groups_of(), **options)
     for cut in (
@@ -84,7 +84,7 @@ def test_no_cut_into_micro_batches_changes_a_number(kind: str, mode: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_padding_changes_no_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_changes_no_metric_and_no_gradient(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = groups_of()
     whole = trained(groups, **KINDS[kind])
     monkeypatch.setattr(policy_gradient.PaddedBatch, "of", wider)
@@ -125,7 +125,7 @@ def uncut(batch: PaddedBatch) -> object:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 10**6))
-def test_no_order_of_groups_and_answers_changes_a_number(kind: str, seed: int) -> None:
+def test_order_of_groups_and_answers_changes_no_metric_and_no_gradient(kind: str, seed: int) -> None:
     rows = random.Random(seed)
     shuffled = [
         attrs.evolve(each, trajectories=tuple(rows.sample(each.trajectories, len(each.trajectories))))
@@ -136,7 +136,7 @@ def test_no_order_of_groups_and_answers_changes_a_number(kind: str, seed: int) -
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=12), st.integers(1, 40))
-def test_a_token_budget_is_kept_and_every_answer_with_a_token_is_in_one_part(
+def test_split_by_tokens_respects_the_budget_and_keeps_every_answer(
     lengths: list[tuple[int, int]], budget: int
 ) -> None:
     groups = [group([2] * prompt, trajectory([3] * answer, 1.0)) for prompt, answer in lengths]
@@ -179,7 +179,7 @@ class TestWithoutTokens:
         ("estimator", "critic"),
         [("grpo", "none"), ("reinforce_plus_plus", "none"), ("reinforce_plus_plus_baseline", "none"), ("gae", "model")],
     )
-    def test_no_update_is_made_if_all_answers_are_left_out(self, estimator: str, critic: str) -> None:
+    def test_no_update_is_made_if_all_answers_are_filtered(self, estimator: str, critic: str) -> None:
         model = build()
         options = {"overlong_buffer": 2, "kl_coeff": 0.1, "weight_decay": 0.1, "ppo_epochs": 2}
         made = learner(model, adv_estimator=estimator, critic_use=critic, overlong_filtering=True, **options)
@@ -196,14 +196,14 @@ class TestWithoutTokens:
         assert not found.keys() & {"actor/grad_norm", "actor/pg_loss", "actor/entropy", "critic/advantages/mean"}
         assert all(math.isfinite(value) for value in found.values())
 
-    def test_with_the_divergence_in_the_reward_a_filtered_answer_keeps_its_score_in_the_baseline(self) -> None:
+    def test_filtered_answer_counts_in_the_baseline_with_kl_in_reward(self) -> None:
         answers = (trajectory([5, 1], 1.0), trajectory([4, 4, 1, 1], 1.0, truncated=True), trajectory([3], 0.0))
         for options in ({}, {"kl_coeff": 1e-9, "kl_in": "reward", "kl_estimator": "k1"}):
             _, found = trained([group([2, 3], *answers)], adv_estimator="dr_grpo", overlong_filtering=True, **options)
             assert found["critic/advantages/max"] == pytest.approx(1 / 3, abs=1e-7)
             assert found["critic/advantages/min"] == pytest.approx(-2 / 3, abs=1e-7)
 
-    def test_filtered_answers_are_counted_nowhere_but_in_the_baseline(self) -> None:
+    def test_filtered_answers_count_only_in_the_baseline(self) -> None:
         cut_off = trajectory([3, 3, 3, 3], 0.5, truncated=True)
         kept = (trajectory([4, 1], 1.0), trajectory([5, 5, 1], 0.0))
         with_it = on_policy([group([2, 3], *kept, cut_off)], build())
@@ -242,7 +242,7 @@ def all_reduced(tensor: Tensor) -> Tensor:
         pytest.param((MORE[:1], MORE[1:]), id="1, 2", marks=pytest.mark.slow),
     ],
 )
-def test_two_ranks_give_loss_and_gradient_of_one(shares: Sequence[Sequence[Group]], tmp_path: Path) -> None:
+def test_two_ranks_have_the_loss_and_gradient_of_one_rank(shares: Sequence[Sequence[Group]], tmp_path: Path) -> None:
     together = groups_of()
     by_number = {each.number: each for each in together}
     split = [[by_number[each.number] for each in share] for share in shares]
@@ -289,7 +289,7 @@ class Meeting:
             return [future.result(60) for future in [pool.submit(work, rank) for rank in range(2)]]
 
 
-def test_totals_are_those_of_all_ranks_and_groups_are_numbered_through() -> None:
+def test_totals_cover_all_ranks_and_groups_are_numbered_across_ranks() -> None:
     meeting = Meeting()
     shares = (([3, 0, 2], [0, 0, 1], 2), ([4], [0], 1))
     found = meeting.both(lambda rank: meeting.rank(rank).totals(*shares[rank]))
@@ -301,7 +301,7 @@ def test_totals_are_those_of_all_ranks_and_groups_are_numbered_through() -> None
 
 @pytest.mark.parametrize("options", [{}, KINDS["in reward"]], ids=("score", "divergence"))
 @pytest.mark.parametrize("skips", [True, False])
-def test_what_is_not_finite_on_one_rank_ends_the_update_on_all(skips: bool, options: dict[str, Any]) -> None:
+def test_non_finite_loss_on_one_rank_ends_the_update_on_all_ranks(skips: bool, options: dict[str, Any]) -> None:
     meeting = Meeting()
     answer = trajectory([5, 1], 1.0 if options else math.inf)
     if options:  # the sampler's log-probability stands for the proximal policy in the divergence

@@ -63,7 +63,7 @@ def at_versions(groups: Sequence[Group], *versions: int) -> list[Group]:
 class TestProximalPolicy:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
-    def test_on_policy_the_ratio_is_1_and_nothing_is_clipped(self, kind: str, loss: str) -> None:
+    def test_on_policy_ratio_is_1_and_nothing_is_clipped(self, kind: str, loss: str) -> None:
         model = build()
         made = learner(model, proximal_policy=kind, policy_loss=loss, iterations_per_step=2)
         made.start_step(1)
@@ -73,7 +73,7 @@ class TestProximalPolicy:
         assert found.get("rollout_corr/log_ratio_abs", 0.0) == pytest.approx(0.0, abs=1e-6)
 
     @pytest.mark.parametrize(("iterations", "epochs"), [(3, 1), (1, 3), (3, 2)])
-    def test_recomputed_it_is_the_policy_of_the_start_of_the_step_in_all_of_its_updates(
+    def test_recomputed_proximal_policy_is_that_of_the_start_of_the_step(
         self, iterations: int, epochs: int, seen: list[Tensor]
     ) -> None:
         model = build()
@@ -96,7 +96,7 @@ class TestProximalPolicy:
                 torch.testing.assert_close(proximal, start, rtol=0, atol=1e-6)
             seen.clear()
 
-    def test_the_change_of_the_policy_since_the_step_is_reported(self) -> None:
+    def test_policy_change_since_the_start_of_the_step_is_reported(self) -> None:
         model = build()
         groups = on_policy(GROUPS, model)
         made = learner(model, proximal_policy="recompute", iterations_per_step=3)
@@ -107,7 +107,7 @@ class TestProximalPolicy:
             assert values(made.update(groups))["actor/ppo_kl"] == pytest.approx(expected, abs=1e-6)
         assert abs(expected) > 1e-3
 
-    def test_bypassed_it_is_the_sampler(self, seen: list[Tensor]) -> None:
+    def test_bypassed_proximal_policy_is_the_sampler(self, seen: list[Tensor]) -> None:
         groups = drifted(on_policy(GROUPS, build()))
         made = learner(build(), policy_loss=f"{__name__}:recording", iterations_per_step=2)
         made.start_step(1)
@@ -117,7 +117,7 @@ class TestProximalPolicy:
         assert all(torch.equal(proximal, behaviour) for proximal in seen)
 
     @pytest.mark.parametrize("epochs", [1, 2])
-    def test_interpolated_it_lies_between_sampler_and_current_policy_by_age(
+    def test_interpolated_proximal_policy_is_between_sampler_and_current_policy_by_age(
         self, epochs: int, seen: list[Tensor]
     ) -> None:
         # With 2 E updates a step, step 3 starts at update 4 E; tokens of versions 0, 1, 2 are of updates 0, 2 E, 4 E.
@@ -146,7 +146,7 @@ class TestProximalPolicy:
         first = torch.where(batch.versions == 2, behaviour, masked(groups, build()))  # v_prox = v_current: itself
         torch.testing.assert_close(seen[0], first, rtol=0, atol=1e-6)
 
-    def test_bypass_costs_no_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bypass_needs_no_extra_forward_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
         counts: dict[str, int] = {}
         for kind in KINDS:
             model = build()
@@ -157,7 +157,7 @@ class TestProximalPolicy:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_sampler_and_learner_agree_on_what_was_sampled(temperature: float) -> None:
+def test_log_probabilities_of_sampler_and_learner_agree(temperature: float) -> None:
     groups = sampled(temperature)
     made = learner(rollouts.build(), temperature=temperature, proximal_policy="recompute")
     found = values(made.update(groups))
@@ -237,7 +237,7 @@ class TestCorrection:
         ],
         ids=["rejection", "two criteria", "mis_token", "mask_geometric"],
     )
-    def test_what_is_rejected_shrinks_no_denominator(
+    def test_rejected_tokens_still_count_in_the_denominator(
         self, mode: str, expected: float, options: Mapping[str, Any]
     ) -> None:
         found, _ = self.update(loss_agg_mode=mode, **options)
@@ -246,7 +246,7 @@ class TestCorrection:
         assert found["rollout_corr/rollout_is_mean"] == pytest.approx(4 / 11, rel=1e-5)
         assert found["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(4 / 11, rel=1e-5)
 
-    def test_what_is_rejected_has_no_gradient(self) -> None:
+    def test_rejected_tokens_have_no_gradient(self) -> None:
         _, rejecting = self.update(rejection={"token_k1": (0.5, 2.0)})
         spared = build()
         groups = on_policy(GROUPS, spared)
@@ -266,14 +266,14 @@ class TestCorrection:
             ({}, 1.0),
         ],
     )
-    def test_weights_multiply_the_loss_of_a_token(self, options: Mapping[str, Any], weight: float) -> None:
+    def test_behaviour_weights_multiply_the_loss_of_a_token(self, options: Mapping[str, Any], weight: float) -> None:
         found, _ = self.update(**options)
         expected = (3 + 6 * weight + 1 + 10 * weight + 1) / 11
         applied = weight if options else np.e  # without a weight ρ itself is reported
         assert found["actor/pg_loss"] == pytest.approx(-expected, rel=1e-5)
         assert found["rollout_corr/rollout_is_mean"] == pytest.approx((4 + 7 * applied) / 11, rel=1e-5)
 
-    def test_the_distance_of_sampler_and_proximal_policy_is_reported(self) -> None:
+    def test_divergence_of_sampler_and_proximal_policy_is_reported(self) -> None:
         found, _ = self.update()
         assert found["rollout_corr/log_ratio_abs"] == pytest.approx(7 / 11, rel=1e-5)
         assert found["rollout_corr/kl"] == pytest.approx(-7 / 11, rel=1e-5)
@@ -281,7 +281,7 @@ class TestCorrection:
         assert found["rollout_corr/chi2_token"] == pytest.approx((4 + 7 * np.e**2) / 11 - 1, rel=1e-5)
         assert found["actor/log_ratio_abs"] == pytest.approx(0.0, abs=1e-6)
 
-    def test_entropy_and_divergence_are_not_weighted(self) -> None:
+    def test_entropy_and_kl_loss_are_not_weighted(self) -> None:
         free, _ = self.update(kl_coeff=0.5)
         rejecting, _ = self.update(kl_coeff=0.5, rejection={"token_k2": 0.0})
         assert rejecting["actor/kl_loss"] == free["actor/kl_loss"]
@@ -314,19 +314,19 @@ class TestFaults:
             ({"ppo_epochs": 0}, "algorithm.ppo_epochs: "),
         ],
     )
-    def test_keys_that_do_not_fit_together(self, algorithm: dict[str, Any], fault: str) -> None:
+    def test_conflicting_correction_options_are_refused(self, algorithm: dict[str, Any], fault: str) -> None:
         sizes = {"train_batch_size": 1, "ppo_mini_batch_size": 1, "total_steps": 1}
         named = {"task": "sort_digits", "model": "decoder", "rollout": "inline", "plugins": ["weight_sync"]}
         with pytest.raises(ConfigError, match=fault):
             composition_of(config_from_mapping({**named, "trainer": sizes, "algorithm": algorithm}))
 
-    def test_one_answer_a_prompt_has_nothing_to_be_compared_with(self) -> None:
+    def test_one_answer_per_prompt_is_refused_with_grpo(self) -> None:
         sizes = {"train_batch_size": 1, "ppo_mini_batch_size": 1, "total_steps": 1}
         rollout = {"use": "inline", "n": 1}
         named = {"task": "sort_digits", "model": "decoder", "rollout": rollout, "plugins": ["weight_sync"]}
         with pytest.raises(ConfigError, match="rollout.n: 'grpo' compares the answers to a prompt"):
             composition_of(config_from_mapping({**named, "trainer": sizes}))
 
-    def test_an_option_that_a_function_lacks_is_named_with_its_key(self) -> None:
+    def test_unknown_argument_of_an_estimator_is_refused_with_its_key(self) -> None:
         with pytest.raises(ConfigError, match=r"algorithm.adv_estimator: unknown argument 'epsilom'.*'epsilon'"):
             learner(build(), adv_args={"epsilom": 1e-4})

@@ -25,7 +25,7 @@ from hooktrainer.ports import Group
 
 
 class TestBatch:
-    def test_prompts_end_and_responses_begin_at_one_column(self) -> None:
+    def test_prompts_are_left_padded_and_responses_right_padded(self) -> None:
         batch = PaddedBatch.of(GROUPS, pad_id=0, device=CPU)
         assert batch.tokens.tolist() == [
             [2, 3, 4, 5, 1, 0, 0],
@@ -46,11 +46,11 @@ class TestBatch:
 
 
 class TestUpdate:
-    def test_it_is_a_port(self) -> None:
+    def test_learner_implements_its_port(self) -> None:
         assert isinstance(learner(build()), ports.Learner)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.5])
-    def test_on_the_sampling_policy_it_is_reinforce_with_grpo_advantages(self, temperature: float) -> None:
+    def test_on_policy_update_has_the_gradient_of_reinforce_with_grpo_advantages(self, temperature: float) -> None:
         model, reference = build(), build()
         groups = on_policy(GROUPS, model, temperature)
         batch = PaddedBatch.of(groups, pad_id=0, device=CPU)
@@ -82,7 +82,7 @@ class TestUpdate:
             {key: metric.value for key, metric in expected.items()}, abs=1e-5
         )
 
-    def test_answers_that_were_worth_more_become_more_likely(self) -> None:
+    def test_answers_with_higher_scores_become_more_likely(self) -> None:
         model = build()
         groups = on_policy(GROUPS[:1], model)
         batch = PaddedBatch.of(groups, pad_id=0, device=CPU)
@@ -91,7 +91,7 @@ class TestUpdate:
         change = torch.where(batch.mask, logprobs_of(batch, model, 1.0).detach() - before, 0.0).sum(dim=1)
         assert change[0] > 0 > change[1]
 
-    def test_the_gradient_is_clipped_but_its_norm_is_reported_as_it_was(self) -> None:
+    def test_reported_grad_norm_is_the_norm_before_clipping(self) -> None:
         free, clipped = build(), build()
         groups = on_policy(GROUPS, free)
         norm = learner(free).update(groups)["actor/grad_norm"].value
@@ -99,7 +99,7 @@ class TestUpdate:
         total = math.sqrt(sum(float(p.grad.square().sum()) for p in clipped.parameters() if p.grad is not None))
         assert total == pytest.approx(norm / 10, rel=1e-4)
 
-    def test_weights_are_the_modules_own(self) -> None:
+    def test_weights_share_memory_with_the_module(self) -> None:
         model = build()
         weights = learner(model).weights()
         assert {name: tensor.data_ptr() for name, tensor in weights.items()} == {
@@ -113,7 +113,7 @@ class TestUpdate:
         learner(model).update([group([2], trajectory([3, 1], 1.0))])
         assert all(torch.equal(before[name], tensor) for name, tensor in full_state(model).items())
 
-    def test_the_entropy_bonus_spreads_the_policy_and_is_no_part_of_the_policy_loss(self) -> None:
+    def test_entropy_bonus_increases_the_entropy_and_is_excluded_from_pg_loss(self) -> None:
         alike = [group([2, 3], trajectory([4, 1], 0.5), trajectory([5, 5, 1], 0.5))]
         made = learner(build(), lr=1e-3, entropy_coeff=0.1)
         first, second = made.update(alike), made.update(alike)
@@ -121,7 +121,7 @@ class TestUpdate:
         assert first["actor/grad_norm"].value > 0.0
         assert second["actor/entropy"].value > first["actor/entropy"].value
 
-    def test_a_user_defined_algorithm(self) -> None:
+    def test_user_defined_advantage_estimator_is_used(self) -> None:
         metrics = learner(build(), adv_estimator=f"{__name__}:all_ones").update(GROUPS)
         assert metrics["critic/advantages/mean"].value == metrics["critic/advantages/min"].value == 1.0
 
@@ -164,11 +164,11 @@ class TestFaultsBeforeTheFirstUpdate:
             ),
         ],
     )
-    def test_options_that_are_refused_or_that_no_function_takes(self, options: dict[str, object], message: str) -> None:
+    def test_invalid_or_unused_options_are_refused(self, options: dict[str, object], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             learner(build(), **options)
 
-    def test_an_option_of_a_user_defined_function(self) -> None:
+    def test_option_required_by_a_user_defined_function_is_accepted(self) -> None:
         assert learner(build(), policy_loss=f"{__name__}:plain", clip_ratio_low=0.5).update(GROUPS)
 
 
@@ -177,7 +177,7 @@ def plain(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, 
 
 
 class TestNotFinite:
-    def test_a_loss_that_is_not_finite_leaves_the_weights_alone(self) -> None:
+    def test_non_finite_loss_raises_and_leaves_the_weights_unchanged(self) -> None:
         model = build()
         before = copied(model)
 
@@ -187,7 +187,7 @@ class TestNotFinite:
         assert all(torch.equal(before[name], tensor) for name, tensor in full_state(model).items())
 
     @pytest.mark.parametrize("score", [math.nan, math.inf])
-    def test_a_score_that_is_not_finite_is_refused_before_the_update(self, score: float) -> None:
+    def test_non_finite_score_is_refused_before_the_update(self, score: float) -> None:
         model = build()
         with pytest.raises(NonFiniteError, match="reward of answer 0 is (nan|inf)"):
             learner(model).update([group([2], trajectory([3, 1], score), trajectory([4, 1], 0.0))])
@@ -199,7 +199,7 @@ class TestNotFinite:
             learner(model).update(on_policy(GROUPS, model))
 
     @pytest.mark.parametrize("adv_estimator", ["grpo", "reinforce_plus_plus"])
-    def test_it_can_be_skipped_and_counted_instead(self, adv_estimator: str) -> None:
+    def test_non_finite_update_is_skipped_and_counted_with_skips_nonfinite(self, adv_estimator: str) -> None:
         model = build()
         made = learner(model, adv_estimator=adv_estimator)
         made.skips_nonfinite = True
@@ -213,7 +213,7 @@ class TestNotFinite:
         assert made.update(GROUPS)["actor/skipped_updates"].value == 0
         assert made.state_dict()["updates"] == 1
 
-    def test_every_epoch_that_is_skipped_counts(self) -> None:
+    def test_every_skipped_epoch_is_counted(self) -> None:
         made = learner(build(), ppo_epochs=3)
         made.skips_nonfinite = True
         score = group([2], trajectory([3, 1], math.inf), trajectory([4, 1], 0.0))
@@ -240,7 +240,7 @@ def broken(logprob: float) -> Group:
 
 
 class TestMetrics:
-    def test_scores_and_lengths(self) -> None:
+    def test_scores_and_lengths_are_reported(self) -> None:
         values = {key: metric.value for key, metric in batch_metrics(GROUPS).items()}
         assert values == pytest.approx(
             {
@@ -263,7 +263,7 @@ class TestMetrics:
             }
         )
 
-    def test_only_answers_that_were_cut_off_count_as_clipped(self) -> None:
+    def test_only_truncated_answers_count_in_clip_ratio(self) -> None:
         short = group([2], trajectory([1] * 3, 0.0), trajectory([1] * 5, 0.0), trajectory([1] * 7, 0.0))
         cut = [trajectory([1] * 16, 0.0, truncated=True) for _ in range(2)]
         assert batch_metrics([short])["response_length/clip_ratio"].value == 0.0
@@ -280,7 +280,7 @@ class TestMetrics:
         )
 
     @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
-    def test_the_divergence_is_reported_by_token_whatever_the_loss_averages(self, mode: str) -> None:
+    def test_kl_metric_is_a_token_mean_in_every_aggregation_mode(self, mode: str) -> None:
         model, started = build(), build()
         torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(1))
         made = learner(model, kl_coeff=0.1, loss_agg_mode=mode)

@@ -46,7 +46,7 @@ def moved() -> torch.nn.Module:
 
 class TestInTheLoss:
     @pytest.mark.parametrize("estimator", ["k2", "k3"])
-    def test_its_value_and_its_gradient(self, estimator: str) -> None:
+    def test_kl_loss_and_its_gradient_match_the_formula(self, estimator: str) -> None:
         model = build()
         made = learner(model, kl_coeff=0.3, kl_estimator=estimator)
         model.load_state_dict(moved().state_dict())
@@ -62,11 +62,11 @@ class TestInTheLoss:
             assert gradient is not None
             torch.testing.assert_close(parameter.grad, 0.3 * gradient, rtol=1e-4, atol=1e-6)
 
-    def test_on_the_reference_it_is_0(self) -> None:
+    def test_kl_loss_is_0_on_the_reference_policy(self) -> None:
         found = values(learner(build(), kl_coeff=0.3).update(ALIKE))
         assert found["actor/kl_loss"] == found["actor/grad_norm"] == 0.0
 
-    def test_off_policy_it_is_weighted_by_current_over_behaviour_policy(self) -> None:
+    def test_kl_loss_off_policy_is_weighted_by_current_over_behaviour_policy(self) -> None:
         found = {}
         for corrected in (False, True):
             model = build()
@@ -81,7 +81,7 @@ class TestInTheLoss:
             assert found[corrected] == pytest.approx(expected, rel=1e-5)
         assert found[True] != pytest.approx(found[False], rel=0.01)
 
-    def test_without_a_coefficient_there_is_no_reference_and_no_pass(self) -> None:
+    def test_no_reference_model_is_kept_without_kl_coeff(self) -> None:
         made = learner(build())
         assert "actor/kl_loss" not in made.update(GROUPS)
         assert made.state_dict()["weights"].keys() == {"policy"}
@@ -90,7 +90,7 @@ class TestInTheLoss:
 class TestInTheReward:
     @pytest.mark.parametrize("estimator", ["rloo", "reinforce_plus_plus"])
     @pytest.mark.parametrize("proximal", ["bypass", "recompute"])
-    def test_it_is_taken_from_the_reward_of_each_token(self, estimator: str, proximal: str) -> None:
+    def test_kl_penalty_is_subtracted_from_the_reward_of_each_token(self, estimator: str, proximal: str) -> None:
         model = build()
         made = learner(
             model,
@@ -116,7 +116,7 @@ class TestInTheReward:
         assert "actor/kl_loss" not in found
 
 
-def test_the_reference_is_the_policy_of_the_start_and_stays_it() -> None:
+def test_reference_stays_the_initial_policy() -> None:
     model = build()
     before = copied(model)
     made = learner(model, kl_coeff=0.1)
@@ -127,7 +127,7 @@ def test_the_reference_is_the_policy_of_the_start_and_stays_it() -> None:
     assert not torch.equal(model.head.weight, before["head.weight"])
 
 
-def test_the_coefficient_may_be_moved_between_updates() -> None:
+def test_kl_coeff_may_change_between_updates() -> None:
     made = learner(moved(), kl_coeff=0.3)
     assert isinstance(made, ports.KLControl)
     made.kl_coeff = 0.6
@@ -135,7 +135,7 @@ def test_the_coefficient_may_be_moved_between_updates() -> None:
 
 
 class TestOverlong:
-    def test_the_penalty_is_taken_from_the_score_but_not_from_what_is_reported_as_score(self) -> None:
+    def test_overlong_penalty_changes_the_reward_but_not_the_reported_score(self) -> None:
         answers = [trajectory([3] * length, 1.0) for length in (4, 5, 6, 8)]
         found = values(learner(build(), overlong_buffer=4, adv_estimator="dr_grpo").update([group([2], *answers)]))
         rewards = [1.0, 0.75, 0.5, 0.0]
@@ -144,7 +144,7 @@ class TestOverlong:
         assert found["critic/advantages/max"] == pytest.approx(1.0 - sum(rewards) / 4)
         assert found["critic/score/min"] == 1.0
 
-    def test_its_factor(self) -> None:
+    def test_overlong_penalty_factor_scales_the_penalty(self) -> None:
         found = values(
             learner(build(), overlong_buffer=4, overlong_penalty_factor=0.5).update(
                 [group([2], trajectory([3] * 8, 1.0), trajectory([3], 1.0))]
@@ -168,7 +168,7 @@ class TestEpochs:
             assert found[key] == pytest.approx((parts[0][key] + parts[1][key]) / 2, rel=1e-6)
         assert found["perf/total_num_tokens"] == parts[0]["perf/total_num_tokens"]
 
-    def test_advantages_are_made_once(self) -> None:
+    def test_advantages_are_computed_once_per_mini_batch(self) -> None:
         CALLS.clear()
         learner(build(), adv_estimator=f"{__name__}:counted", ppo_epochs=3).update(GROUPS)
         assert CALLS == [5]

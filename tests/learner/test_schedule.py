@@ -17,23 +17,23 @@ def rates(optim: OptimOptions, count: int) -> list[float]:
     return [optim.lr * optim.schedule.factor(unit) for unit in range(1, count + 1)]
 
 
-def test_a_linear_decay_begins_with_the_full_rate_and_ends_with_one_part_of_it() -> None:
+def test_linear_decay_goes_from_the_full_rate_to_min_lr_ratio() -> None:
     optim = OptimOptions(lr=1.0, lr_decay_start=0, lr_decay=10, min_lr_ratio=0.0)
     assert rates(optim, 11) == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
 
 
-def test_it_rises_stays_falls_and_stays() -> None:
+def test_schedule_has_warm_up_plateau_decay_and_minimum() -> None:
     optim = OptimOptions(lr=1.0, lr_warmup=2, lr_decay_start=3, lr_decay=4, min_lr_ratio=0.2)
     assert rates(optim, 10) == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
 
 
-def test_a_cosine_falls_along_half_a_wave() -> None:
+def test_cosine_decay_follows_half_a_period() -> None:
     optim = OptimOptions(lr=2.0, lr_decay_start=1, lr_decay=4, lr_decay_shape="cosine", min_lr_ratio=0.5)
     part = (1 - math.sqrt(0.5)) / 2
     assert rates(optim, 7) == pytest.approx([2.0, 2.0, 2.0 - part, 1.5, 1.0 + part, 1.0, 1.0])
 
 
-def test_without_anything_it_is_constant() -> None:
+def test_schedule_without_options_is_constant() -> None:
     assert {Schedule().factor(unit) for unit in (1, 2, 10**9)} == {1.0}
 
 
@@ -44,7 +44,7 @@ def test_without_anything_it_is_constant() -> None:
         ("step", 2, [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5]),
     ],
 )
-def test_the_unit_is_an_update_or_a_whole_step(unit: str, horizon: int, expected: list[float]) -> None:
+def test_schedule_unit_is_an_update_or_a_step(unit: str, horizon: int, expected: list[float]) -> None:
     made = learner(
         build(), lr=1.0, lr_unit=unit, lr_decay_start=0, lr_decay=horizon, min_lr_ratio=0.0, iterations_per_step=4
     )

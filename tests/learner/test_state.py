@@ -88,7 +88,7 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_restoring_writes_into_the_existing_tensors() -> None:
+def test_load_state_dict_writes_into_the_existing_tensors() -> None:
     model = build()
     made = learner(model)
     held = made.weights()["head.weight"]
@@ -99,7 +99,7 @@ def test_restoring_writes_into_the_existing_tensors() -> None:
 
 
 @pytest.mark.parametrize("missing", ["updates", "step", "kl_coeff"])
-def test_a_state_that_lacks_a_number_changes_nothing(missing: str) -> None:
+def test_incomplete_state_is_refused_and_changes_nothing(missing: str) -> None:
     made, other = learner(build()), learner(build())
     train(other, range(1, 2))
     state = other.state_dict()
@@ -112,7 +112,7 @@ def test_a_state_that_lacks_a_number_changes_nothing(missing: str) -> None:
     assert_same(made.state_dict(), before)
 
 
-def test_changing_what_was_loaded_changes_nothing() -> None:
+def test_loaded_state_is_copied() -> None:
     made = learner(build())
     train(made, range(1, 2))
     state = copy.deepcopy(made.state_dict())
@@ -135,7 +135,7 @@ class TestFaults:
             made.load_state_dict(state)
         assert_same(made.state_dict(), before)
 
-    def test_states_with_and_without_a_critic_are_distinguished(self) -> None:
+    def test_state_with_a_critic_does_not_load_without_one_and_vice_versa(self) -> None:
         with_critic, without = learner(build(), **EVERYTHING), learner(build())
         with pytest.raises(CheckpointError, match="its 'reference.embedding.weight' is unknown here"):
             without.load_state_dict(with_critic.state_dict())

@@ -46,7 +46,7 @@ def not_always(logprobs: Tensor, mask: Tensor) -> TokenLoss:
     return TokenLoss(-logprobs, stats)
 
 
-def test_a_name_does_not_decide_how_a_stat_is_reduced() -> None:
+def test_stats_are_averaged_independently_of_their_names() -> None:
     plain = values(learner(build()).update(on_policy(GROUPS, build())))
     found = values(learner(build(), policy_loss=f"{__name__}:odd_names").update(on_policy(GROUPS, build())))
 
@@ -60,7 +60,7 @@ def test_a_name_does_not_decide_how_a_stat_is_reduced() -> None:
     )  # fmt: skip
 
 
-def test_a_stat_that_is_not_finite_skips_no_update() -> None:
+def test_non_finite_stat_does_not_skip_the_update() -> None:
     made = learner(build(), policy_loss=f"{__name__}:infinite")
     found = made.update(on_policy(GROUPS, build()))
     assert made.state_dict()["updates"] == 1
@@ -68,12 +68,12 @@ def test_a_stat_that_is_not_finite_skips_no_update() -> None:
 
 
 @pytest.mark.parametrize("size", [None, 1, 2, 3])
-def test_micro_batches_change_no_stat(size: int | None) -> None:
+def test_stats_do_not_depend_on_micro_batches(size: int | None) -> None:
     assert reported(micro_batch_size=size) == pytest.approx(expected(), abs=1e-12)
 
 
 @pytest.mark.parametrize("shares", [(GROUPS[:1], GROUPS[1:]), (GROUPS, ()), ((), GROUPS)])
-def test_ranks_change_no_stat(shares: tuple[object, object]) -> None:
+def test_stats_do_not_depend_on_the_number_of_ranks(shares: tuple[object, object]) -> None:
     barrier, given = threading.Barrier(2, timeout=30), dict[int, Tensor]()
 
     def summed(rank: int) -> Callable[[Tensor], Tensor]:
@@ -155,7 +155,7 @@ def halves(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor)
     return TokenLoss(result.loss, {"large": large, "large_sum": TokenSum(large)})
 
 
-def test_half_precision_is_summed_in_single_precision() -> None:
+def test_half_precision_stats_are_summed_in_float32() -> None:
     found = values(learner(build(), policy_loss=f"{__name__}:halves").update(on_policy(GROUPS, build())))
 
     assert found["actor/large"] == 60000.0 - 60000.0 % 32
