@@ -25,7 +25,7 @@ def test_a_row_cannot_be_read_before_it_is_sealed() -> None:
         _ = record.row
 
 
-def test_a_sealed_row_is_the_one_that_was_returned_and_takes_nothing_more() -> None:
+def test_sealed_record_returns_its_row_and_refuses_further_metrics() -> None:
     record = Record(step=7)
     row = record.seal()
     assert record.sealed
@@ -46,7 +46,7 @@ def test_a_row_and_its_histograms_are_read_only() -> None:
         row["staleness"][1.0] = 3
 
 
-def test_two_reductions_for_one_name_name_both_writers_and_change_nothing() -> None:
+def test_conflicting_reductions_are_refused_and_both_writers_named() -> None:
     record = Record(step=1)
     record.add({"loss": Mean(1.0)}, writer="plugin 'a' (plugins[0])")
     with pytest.raises(
@@ -61,7 +61,7 @@ def test_a_plain_number_is_refused_by_name_and_writer() -> None:
         Record(step=1).add({"loss": 1.0}, writer="plugin 'a'")
 
 
-def test_nans_are_counted_beside_the_value_that_they_were_left_out_of() -> None:
+def test_nan_values_are_excluded_and_counted() -> None:
     record = Record(step=1)
     record.add({"reward": Mean.of([0.5, math.nan, 0.75, math.nan]), "dead": Last(math.nan), "tokens": Sum(3)})
     row = record.seal()
@@ -76,14 +76,14 @@ def test_a_metric_without_a_value_is_left_out_of_the_row() -> None:
     assert record.seal() == {"loss": 1.0}
 
 
-def test_a_record_knows_whether_anything_was_added() -> None:
+def test_record_is_empty_until_a_metric_is_added() -> None:
     record = Record(step=1)
     assert record.empty
     record.add({"loss": Mean(1.0)})
     assert not record.empty
 
 
-def test_what_is_only_known_at_the_seal_is_in_the_same_row() -> None:
+def test_metrics_of_before_seal_are_in_the_same_row() -> None:
     asked: list[str] = []
     record = Record(step=1, before_seal=lambda: asked.append("once") or {"timing_s/step": Sum(2.0)})
     record.add({"timing_s/gen": Sum(1.0)})
@@ -92,7 +92,7 @@ def test_what_is_only_known_at_the_seal_is_in_the_same_row() -> None:
     assert asked == ["once"]
 
 
-def test_a_seal_that_failed_counts_nothing_twice() -> None:
+def test_failed_seal_does_not_count_metrics_twice() -> None:
     record = Record(step=1, before_seal=lambda: {"timing_s/step": Sum(2.0)})
 
     def fail(_: object) -> dict[str, float]:
@@ -104,7 +104,7 @@ def test_a_seal_that_failed_counts_nothing_twice() -> None:
     assert record.seal() == {"timing_s/step": 2.0}
 
 
-def test_what_the_core_measures_is_not_for_others_to_report() -> None:
+def test_metric_measured_by_the_loop_is_refused_from_other_writers() -> None:
     record = Record(step=1, before_seal=lambda: {"timing_s/step": Sum(2.0)})
     record.add({"timing_s/step": Sum(1.0)}, "learner.collect")
 
@@ -112,7 +112,7 @@ def test_what_the_core_measures_is_not_for_others_to_report() -> None:
         record.seal()
 
 
-def test_derived_values_replace_add_and_take_out() -> None:
+def test_derived_values_replace_add_and_remove_metrics() -> None:
     record = Record(step=1)
     record.add({"rate": Mean(9.0), "broken": Mean(9.0), "tokens": Sum(8), "seconds": Sum(2)})
     row = record.seal(
@@ -121,14 +121,14 @@ def test_derived_values_replace_add_and_take_out() -> None:
     assert row == {"rate": 4.0, "tokens": 8.0, "seconds": 2.0, "new": 1.0}
 
 
-def test_a_derivation_cannot_change_what_it_reads() -> None:
+def test_derivation_cannot_modify_its_input() -> None:
     record = Record(step=1)
     record.add({"loss": Mean(1.0)})
     with pytest.raises(TypeError):
         record.seal(lambda parts: operator.setitem(parts, "loss", 2.0))
 
 
-def test_a_metric_that_is_not_there_is_looked_for_among_those_that_are() -> None:
+def test_missing_metric_is_a_key_error_with_a_suggestion() -> None:
     record = Record(step=3)
     record.add({"val/score/mean": Sum(1.0)})
     row = record.seal()

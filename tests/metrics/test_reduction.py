@@ -48,9 +48,7 @@ def reduced(key: str, values: Sequence[object], samples: Sequence[int] | None = 
         ("critic/values/min", [1, 2, 6], 1),
     ],
 )
-def test_a_word_is_never_found_inside_another_word_or_another_segment(
-    key: str, values: list[int], expected: int
-) -> None:
+def test_rule_matches_whole_words_of_the_last_segment_only(key: str, values: list[int], expected: int) -> None:
     assert reduced(key, values) == expected
 
 
@@ -66,7 +64,7 @@ def test_a_word_is_never_found_inside_another_word_or_another_segment(
         ("timing_s/hook/staleness", [1, 2, 3], 6),
     ],
 )
-def test_a_prefix_adds_up_only_what_is_additive(key: str, values: list[float], expected: float) -> None:
+def test_prefix_sums_only_additive_metrics(key: str, values: list[float], expected: float) -> None:
     assert reduced(key, values) == expected
 
 
@@ -87,11 +85,11 @@ def test_a_prefix_adds_up_only_what_is_additive(key: str, values: list[float], e
         ("", Mean),
     ],
 )
-def test_the_last_matching_word_of_the_last_segment_decides(key: str, kind: Reduction) -> None:
+def test_last_matching_word_of_the_last_segment_determines_the_reduction(key: str, kind: Reduction) -> None:
     assert RuleTable().reduction(key) is kind
 
 
-def test_state_takes_the_last_value() -> None:
+def test_state_metrics_take_the_last_value() -> None:
     assert reduced("actor/lr", [1e-3, 5e-4, 2.5e-4]) == 2.5e-4
     assert reduced("training/global_step", [1, 2, 3]) == 3
 
@@ -101,12 +99,12 @@ def test_a_mean_is_weighted_by_the_samples_of_each_iteration() -> None:
     assert reduced("reward/weighted_avg", [0.9, 0.3], [10, 50]) == pytest.approx(0.4, abs=1e-15)
 
 
-def test_a_key_weighs_only_where_it_is_present() -> None:
+def test_mean_uses_the_weights_of_iterations_with_the_key_only() -> None:
     assert row_of([{"b": 2.0}, {}, {"b": 6.0}], [1, 7, 3])["b"] == 5.0
     assert row_of([{"b": 10}, {}, {"b": 20}], [1, 1, 2])["b"] == pytest.approx(50 / 3)
 
 
-def test_a_list_has_one_vote_an_iteration() -> None:
+def test_list_is_averaged_within_its_iteration() -> None:
     assert reduced("loss", [[1, 1, 1], [5]]) == 3.0
     assert reduced("loss", [(1.0, 1.0, 1.0), 5.0], [1, 3]) == 4.0
 
@@ -117,40 +115,40 @@ def test_a_list_is_reduced_by_the_rule_of_its_key() -> None:
     assert reduced("actor/lr", [[3, 1], [2, 5]]) == 5.0
 
 
-def test_an_empty_list_says_nothing_and_harms_nobody() -> None:
+def test_empty_list_is_ignored() -> None:
     assert reduced("resp/max", [[4], [], [7]]) == 7.0
     assert row_of([{"resp/max": [], "loss": 1.0}] * 3) == {"loss": 1.0}
 
 
-def test_weights_go_by_tokens_where_a_metric_says_so() -> None:
+def test_weights_of_a_metric_override_the_number_of_samples() -> None:
     metrics = [Mean.of([1.0, 1.0], [10, 20]), Mean.of([5.0], [10])]
     assert reduced("loss", metrics, [1, 100]) == 2.0
 
 
-def test_nans_are_left_out_with_their_weight_and_counted() -> None:
+def test_nan_values_are_excluded_with_their_weight_and_counted() -> None:
     row = row_of([{"r": value} for value in (2.0, math.nan, 4.0)], [1, 5, 3])
     assert row == {"r": 3.5, "nan/r": 1.0}
     row = row_of([{"r": value} for value in (0.5, math.nan, 0.75, math.nan)])
     assert row == {"r": 0.625, "nan/r": 2.0}
 
 
-def test_nans_in_a_list_are_left_out_and_counted() -> None:
+def test_nan_values_in_a_list_are_excluded_and_counted() -> None:
     assert row_of([{"r": [0.5, math.nan, 1.5]}, {"r": 3.0}], [1, 1]) == {"r": 2.0, "nan/r": 1.0}
     assert row_of([{"r/max": [math.nan, 1.5]}]) == {"r/max": 1.5, "nan/r/max": 1.0}
 
 
-def test_a_metric_that_saw_only_nan_stays_visible() -> None:
+def test_metric_of_only_nan_is_nan() -> None:
     row = row_of([{"r": math.nan, "s": [math.nan, math.nan]}] * 2)
     assert math.isnan(row["r"])
     assert math.isnan(row["s"])
     assert (row["nan/r"], row["nan/s"]) == (2.0, 4.0)
 
 
-def test_bools_are_zero_and_one() -> None:
+def test_bools_are_0_and_1() -> None:
     assert reduced("done", [True, np.bool_(False), True, torch.tensor(False)]) == 0.5
 
 
-def test_one_element_tensors_are_taken_and_kept_nowhere() -> None:
+def test_one_element_tensors_are_accepted_and_not_kept() -> None:
     tensor = torch.tensor([2.0], requires_grad=True) * 1
     alive = weakref.ref(tensor)
     values = {"loss": tensor, "losses": [tensor, np.float32(4.0)]}
@@ -161,7 +159,7 @@ def test_one_element_tensors_are_taken_and_kept_nowhere() -> None:
     assert {key: metric.value for key, metric in metrics.items()} == {"loss": 2.0, "losses": 3.0}
 
 
-def test_low_precision_does_not_stop_a_sum_from_growing() -> None:
+def test_half_precision_values_are_summed_exactly() -> None:
     ones = [torch.tensor(1.0, dtype=torch.bfloat16)] * 300
     assert reduced("loss", ones) == 1.0
     assert reduced("tokens/sum", ones) == 300.0
@@ -170,12 +168,12 @@ def test_low_precision_does_not_stop_a_sum_from_growing() -> None:
 @pytest.mark.parametrize(
     "value", [torch.ones(3), np.ones(3), [torch.ones(3)], [[1.0, 2.0, 3.0]], None, "high", {"a": 1}]
 )
-def test_what_is_not_one_number_is_refused_by_name(value: object) -> None:
+def test_value_that_is_not_one_number_is_refused_by_name(value: object) -> None:
     with pytest.raises(MetricError, match="'actor/x'"):
         RuleTable().to_metrics({"fine": 1.0, "actor/x": value}, 4)
 
 
-def test_a_metric_passes_unchanged() -> None:
+def test_metric_object_is_unchanged() -> None:
     counts = Counts({1: 2})
     assert RuleTable({"x": "last"}).metric("x", counts, 4) is counts
 
@@ -192,37 +190,37 @@ def test_the_staleness_of_evicted_groups_is_weighted_by_how_many_there_were() ->
     assert row == {mean: 4.0, count: 4.0}
 
 
-def test_nothing_evicted_has_no_mean_staleness() -> None:
+def test_mean_staleness_of_evicted_groups_is_absent_without_evictions() -> None:
     count, mean = "training/off_policy/evicted_samples", "training/off_policy/evicted_samples_staleness/mean"
     assert row_of([{mean: math.nan, count: 0}, {mean: 2.0, count: Sum(3)}]) == {mean: 2.0, count: 3.0}
     assert row_of([{mean: 0.0, count: 0}]) == {count: 0.0}
 
 
-def test_a_mean_without_its_count_has_one_vote_an_iteration() -> None:
+def test_mean_without_a_count_has_one_vote_per_iteration() -> None:
     mean = "training/off_policy/evicted_samples_staleness/mean"
     assert row_of([{mean: 1.0}, {mean: 2.0}], [10, 90]) == {mean: 1.5}
 
 
 class TestUserRules:
-    def test_an_exact_key_beats_everything(self) -> None:
+    def test_exact_key_overrides_all_other_rules(self) -> None:
         rules = RuleTable({"reward/terminal": "last", "critic/values/max": "mean", "training/global_step": "max"})
         assert rules.reduction("reward/terminal") is Last
         assert rules.reduction("critic/values/max") is Mean
         assert rules.reduction("training/global_step") is Max
 
-    def test_a_prefix_holds_where_no_word_says_otherwise(self) -> None:
+    def test_prefix_rule_applies_if_no_word_rule_matches(self) -> None:
         rules = RuleTable({"my/counters/": "sum"})
         assert rules.reduction("my/counters/calls") is Sum
         assert rules.reduction("my/counters/calls_max") is Max
         assert rules.reduction("my/countersign") is Mean
 
-    def test_the_longest_prefix_wins_and_a_users_beats_a_built_in_one(self) -> None:
+    def test_longest_prefix_wins_and_user_rules_override_built_in_ones(self) -> None:
         rules = RuleTable({"a/": "sum", "a/b/": "min", "timing_s/": "last"})
         assert rules.reduction("a/x") is Sum
         assert rules.reduction("a/b/x") is Min
         assert rules.reduction("timing_s/step") is Last
 
-    def test_every_unknown_reduction_is_named_with_the_way_out(self) -> None:
+    def test_unknown_reductions_are_refused_together_with_suggestions(self) -> None:
         with pytest.raises(ConfigError) as caught:
             RuleTable({"a": "lst", "b/": "sum", "c": 3})
         assert len(caught.value.faults) == 2
@@ -231,6 +229,6 @@ class TestUserRules:
             in str(caught.value)
         )
 
-    def test_anything_but_a_mapping_is_refused(self) -> None:
+    def test_rules_that_are_not_a_mapping_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="must map keys to reductions"):
             RuleTable(["last"])

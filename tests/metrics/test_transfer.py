@@ -40,14 +40,14 @@ def counted(value: float | bool | list[float], dtype: torch.dtype = torch.float3
     return torch.tensor(value, dtype=dtype).as_subclass(Counted)
 
 
-def test_all_tensors_of_a_device_come_over_in_one_transfer(transfers: list[str]) -> None:
+def test_tensors_of_a_device_are_transferred_together(transfers: list[str]) -> None:
     values = {f"key{i}": counted(i) for i in range(20)} | {"list": [counted(1.5), counted([2.5])]}
     host = to_host(values)
     assert host == {f"key{i}": float(i) for i in range(20)} | {"list": [1.5, 2.5]}
     assert transfers == ["tolist"]
 
 
-def test_every_dtype_and_shape_of_one_element_is_taken(transfers: list[str]) -> None:
+def test_tensors_of_one_element_of_any_dtype_and_shape_are_accepted(transfers: list[str]) -> None:
     host = to_host(
         {
             "bf16": counted(0.5, torch.bfloat16),
@@ -63,7 +63,7 @@ def test_every_dtype_and_shape_of_one_element_is_taken(transfers: list[str]) -> 
     assert transfers == ["tolist"]
 
 
-def test_what_is_no_tensor_passes_unchanged() -> None:
+def test_other_values_are_unchanged() -> None:
     values = {"metric": Mean(1), "number": 3, "array": np.ones(2), "list": [1, "a"], "tensor": torch.tensor(1)}
     host = to_host(values)
     assert host == values | {"tensor": 1.0, "array": host["array"]}
@@ -71,7 +71,7 @@ def test_what_is_no_tensor_passes_unchanged() -> None:
     assert host["array"] is values["array"]
 
 
-def test_a_list_keeps_its_order_and_its_plain_numbers() -> None:
+def test_list_keeps_its_order_and_plain_numbers() -> None:
     assert to_host({"x": (1, torch.tensor(2.0), 3.0), "y": [], "z": torch.tensor(4)}) == {
         "x": [1, 2.0, 3.0],
         "y": [],
@@ -87,7 +87,7 @@ def test_a_larger_tensor_is_refused_by_name_and_shape(value: object) -> None:
 
 
 @pytest.mark.parametrize("tensor", [torch.tensor([]), torch.tensor(1j)])
-def test_a_tensor_without_a_real_number_is_refused(tensor: torch.Tensor) -> None:
+def test_complex_or_empty_tensor_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(MetricError, match="expected one real number"):
         to_host({"actor/x": tensor})
 

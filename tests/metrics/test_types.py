@@ -47,7 +47,7 @@ def merged_in_a_random_tree(metrics: list[Metric], seed: int) -> Metric:
 @example(metrics=[Sum(math.inf), Sum(-math.inf), Sum(5.0)], seed=1)
 @example(metrics=[Sum(1e308), Sum(1e308), Sum(-1e308)], seed=0)
 @example(metrics=[Sum(1e16), Sum(1.0), Sum(-1e16)], seed=2)
-def test_the_tree_of_merges_never_changes_the_metric(metrics: list[Metric], seed: int) -> None:
+def test_merge_is_associative(metrics: list[Metric], seed: int) -> None:
     assert merged_in_a_random_tree(metrics, seed) == functools.reduce(merge, metrics)
 
 
@@ -68,10 +68,10 @@ def test_the_mean_of_one_value_is_that_value_whatever_the_weights(value: float, 
 
 
 class TestMean:
-    def test_weighs_by_counts(self) -> None:
+    def test_mean_weighs_values_by_counts(self) -> None:
         assert Mean.of([1.0, 3.0], [1, 3]).value == 2.5
 
-    def test_merges_totals_and_not_means(self) -> None:
+    def test_mean_merges_totals(self) -> None:
         assert merge(Mean(3.0, 3), Mean(2.0, 1)).value == 1.25
 
     def test_a_total_alone_counts_once(self) -> None:
@@ -85,7 +85,7 @@ class TestMean:
         mean = Mean.of([2, math.nan, 4], [1, 5, 3])
         assert (mean.value, mean.nans) == (3.5, 1)
 
-    def test_of_half_nans_is_the_mean_of_the_rest_and_counts_them(self) -> None:
+    def test_mean_excludes_and_counts_nans(self) -> None:
         mean = Mean.of([0.5, math.nan, 0.7, math.nan])
         assert (mean.value, mean.nans) == (pytest.approx(0.6, abs=1e-15), 2)
 
@@ -94,7 +94,7 @@ class TestMean:
         assert math.isnan(mean.value)
         assert mean.nans == 2
 
-    def test_what_weighs_nothing_was_not_measured(self) -> None:
+    def test_value_with_weight_0_is_ignored(self) -> None:
         assert Mean.of([math.nan, math.inf, 7.0], [0, 0, 0]) == Mean.of([])
         assert Mean.of([math.inf, 7.0], [0, 2]).value == 7.0
 
@@ -119,13 +119,11 @@ class TestMean:
         with pytest.raises(MetricError, match="finite and at least 0"):
             Mean.of([1.0], [weight])
 
-    def test_padding_does_not_count(self) -> None:
+    def test_padding_has_no_weight(self) -> None:
         assert Mean.of([1, 2, 3, 9], [1, 1, 1, 0]).value == 2.0
 
     @pytest.mark.parametrize(("lengths", "expected"), [([3, 5, 7], 0.0), ([3, 16, 16], 2 / 3)])
-    def test_a_truncation_rate_compares_with_the_cap_and_not_with_the_batch(
-        self, lengths: list[int], expected: float
-    ) -> None:
+    def test_truncation_rate_is_relative_to_the_maximum_length(self, lengths: list[int], expected: float) -> None:
         assert Mean.of(length == 16 for length in lengths).value == expected
 
 
@@ -141,12 +139,12 @@ class TestSum:
         total = Sum.of([1, math.nan, 2])
         assert (total.value, total.nans) == (3.0, 1)
 
-    def test_beyond_the_largest_float_is_infinite_and_finds_back(self) -> None:
+    def test_sum_above_the_largest_float_is_infinite_until_it_decreases(self) -> None:
         assert Sum.of([1e308, 1e308]).value == math.inf
         assert Sum.of([-1e308, -1e308]).value == -math.inf
         assert Sum.of([1e308, 1e308, -1e308]).value == 1e308
 
-    def test_keeps_what_a_float_would_lose(self) -> None:
+    def test_sum_keeps_digits_that_a_float_would_lose(self) -> None:
         assert Sum.of([1e300, 5e-324, -1e300]).value == 5e-324
 
 
@@ -180,7 +178,7 @@ class TestRate:
         rate = merge(Rate(4, 2), Rate(math.nan, 100))
         assert (rate.value, rate.nans) == (2.0, 1)
 
-    def test_of_infinities_is_no_exception(self) -> None:
+    def test_rate_of_infinities_is_nan(self) -> None:
         assert Rate(1, math.inf).value == 0.0
         assert Rate(-math.inf, 2).value == -math.inf
         assert math.isnan(Rate(math.inf, math.inf).value)
@@ -204,7 +202,7 @@ class TestCounts:
         assert math.isnan(Counts.of([math.nan]).value)
 
     @pytest.mark.parametrize("count", [-1, 1.5, math.inf, math.nan])
-    def test_refuses_what_counts_nothing(self, count: float) -> None:
+    def test_counts_refuse_invalid_numbers(self, count: float) -> None:
         with pytest.raises(MetricError, match="integers of at least 0"):
             Counts({1.0: count})
 
@@ -247,7 +245,7 @@ class TestNumbers:
         "value",
         [None, "3", b"3", 1j, np.complex64(1), np.str_("3"), np.array("3"), torch.tensor(1j), [1.0], {1: 2}, 10**400],
     )
-    def test_what_is_no_number_is_refused_by_name(self, value: object) -> None:
+    def test_value_that_is_not_a_number_is_refused_by_name(self, value: object) -> None:
         with pytest.raises(MetricError, match=r"metric 'actor/x': expected a number"):
             number(value, "actor/x")
 
@@ -256,11 +254,11 @@ class TestNumbers:
         with pytest.raises(MetricError, match=r"metric 'actor/x': has shape \(3,\)"):
             number(value, "actor/x")
 
-    def test_no_value_at_all_is_refused(self) -> None:
+    def test_empty_tensor_is_refused(self) -> None:
         with pytest.raises(MetricError, match=r"shape \(0,\)"):
             number(np.ones(0))
 
-    def test_low_precision_is_left_before_adding(self) -> None:
+    def test_half_precision_is_converted_before_adding(self) -> None:
         ones = [torch.tensor(1.0, dtype=torch.bfloat16)] * 300
         assert Mean.of(ones).value == 1.0
         assert Sum.of(ones).value == 300.0
