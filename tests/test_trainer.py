@@ -135,7 +135,7 @@ def cycles(
 
 
 class TestSteps:
-    def test_each_row_is_the_mean_of_its_own_iterations_in_every_order_of_the_list(self) -> None:
+    def test_row_is_the_mean_of_its_iterations_in_every_plugin_order(self) -> None:
         kinds = [MetricAggregation, WeightSync, Staleness, Validation, lambda: LogAfterCollect(sinks=["memory"])]
         for order in itertools.permutations(kinds):
             run = Run(cycles(4, total_steps=2), plugins=[make() for make in order])
@@ -144,7 +144,7 @@ class TestSteps:
 
             assert run.sink.column("loss") == [(1, 2.5), (2, 6.5)]
 
-    def test_a_step_is_p_updates_and_one_sync(self) -> None:
+    def test_step_has_parameter_sync_step_updates_and_one_sync(self) -> None:
         updates_at_sync: list[int] = []
         run = Run(cycles(4, total_steps=3))
         run.witness.acts = {WeightsSynced: lambda _: updates_at_sync.append(run.learner.updates)}
@@ -154,7 +154,7 @@ class TestSteps:
         assert [run.witness.count(kind) for kind in (IterationEnd, StepEnd, WeightsSynced)] == [12, 3, 3]
         assert updates_at_sync == [4, 8, 12]
 
-    def test_data_that_ends_in_the_middle_closes_the_cycle_like_any_other(self) -> None:
+    def test_data_that_ends_within_a_step_completes_the_step(self) -> None:
         run = Run(cycles(4), ports={"prompts": FakePrompts(10)})
 
         result = run.fit()
@@ -166,7 +166,7 @@ class TestSteps:
         assert (result.status, result.reason, result.step) == ("completed", "the data has ended", 3)
         assert run.sink.state == "closed"
 
-    def test_data_that_ends_with_a_step_opens_no_empty_one(self) -> None:
+    def test_data_that_ends_with_a_step_starts_no_empty_step(self) -> None:
         run = Run(cycles(4), ports={"prompts": FakePrompts(8)})
 
         run.fit()
@@ -182,7 +182,7 @@ class TestSteps:
         assert [len(batch) for batch in run.learner.batches] == [2, 2, 2, 1]
         assert run.sink.column("loss") == [(1, 1.5), (2, (3 * 2 + 4 * 1) / 3)]
 
-    def test_the_signals_of_a_run_follow_the_drawing(self) -> None:
+    def test_events_of_a_run_follow_the_documented_order(self) -> None:
         run = Run(cycles(2, total_steps=2))
 
         run.fit()
@@ -214,7 +214,7 @@ class TestSteps:
         assert run.sink.column("timing_s/weight_sync") == [(1, 1.0), (2, 2.0), (3, 3.0)]
         assert run.sink.column("timing_s/step") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
-    def test_several_contributors_make_one_row_a_step(self) -> None:
+    def test_metrics_of_several_plugins_are_in_one_row(self) -> None:
         @attrs.define
         class Timing(Plugin):
             @on(StepEnd, priority=Priority.EVALUATE, adds=["metrics.row"])
@@ -228,14 +228,14 @@ class TestSteps:
         assert [step for step, _ in run.sink.rows] == [1, 2, 3]
         assert all({"loss", "timing_s/mine", "val/score/mean"} <= row.keys() for _, row in run.sink.rows)
 
-    def test_every_n_steps_and_the_last(self) -> None:
+    def test_validation_runs_every_n_steps_and_in_the_last(self) -> None:
         run = Run(cycles(1, total_steps=5), extra=[Validation(every=2)])
 
         run.fit()
 
         assert [step for step, _ in run.sink.column("val/score/mean")] == [2, 4, 5]
 
-    def test_an_optional_plugin_less_changes_nothing_in_the_syncs(self) -> None:
+    def test_syncs_do_not_depend_on_optional_plugins(self) -> None:
         for left_out in (Staleness, Validation, None):
             engine = FakeEngine()
             extra = [kind() for kind in (Staleness, Validation) if kind is not left_out]
@@ -249,7 +249,7 @@ class TestSteps:
 
 class TestStaleness:
     @pytest.mark.parametrize(("warmup", "expected"), [(0, [1, 1, 1, 1]), (1, [2, 1, 1, 1]), (4, [2, 2, 2, 2])])
-    def test_warm_up_decides_how_old_the_data_is(self, warmup: int, expected: list[int]) -> None:
+    def test_staleness_follows_from_num_warmup_batches(self, warmup: int, expected: list[int]) -> None:
         run = Run(cycles(4, total_steps=3, mini_batch=2, warmup=warmup), extra=[Staleness()])
 
         run.fit()
@@ -258,7 +258,7 @@ class TestStaleness:
         assert staleness[:4] == [(1, 1)] * 4
         assert staleness[4:8] == staleness[8:] == [(s, s) for s in expected]
 
-    def test_what_is_evicted_is_replaced_and_counted_once(self) -> None:
+    def test_evicted_groups_are_replaced_and_counted_once(self) -> None:
         run = Run(cycles(1, total_steps=3, warmup=1), extra=[Staleness(max_off_policy_threshold=1)])
 
         run.fit()
@@ -266,7 +266,7 @@ class TestStaleness:
         assert run.sink.column("training/off_policy/evicted_samples") == [(1, 0.0), (2, 1.0), (3, 1.0)]
         assert run.sink.column("training/off_policy/staleness/max") == [(1, 1.0), (2, 1.0), (3, 1.0)]
 
-    def test_room_is_used_before_learning_so_that_it_overlaps(self) -> None:
+    def test_free_capacity_is_filled_before_the_update(self) -> None:
         seen: list[int] = []
         buffer = FakeBuffer(ReplayOptions(capacity=2))
 
@@ -279,7 +279,7 @@ class TestStaleness:
 
         assert seen == [2, 2]
 
-    def test_the_learner_is_told_of_each_step_before_its_first_update(self) -> None:
+    def test_start_step_is_called_before_the_first_update_of_each_step(self) -> None:
         seen: list[list[int]] = []
 
         class Learner(FakeLearner):
@@ -304,7 +304,7 @@ class TestStaleness:
 
 
 class TestStop:
-    def test_a_stop_after_two_of_four_iterations_closes_the_cycle(self) -> None:
+    def test_stop_after_two_of_four_iterations_completes_the_step(self) -> None:
         run = Run(cycles(4, total_steps=5), extra=[Validation(every=100)])
         run.witness.acts = {
             IterationEnd: lambda event: (
@@ -320,7 +320,7 @@ class TestStop:
         assert (result.status, result.reason, result.step) == ("stopped", "enough", 2)
 
     @pytest.mark.parametrize("kind", [FitStart, StepStart, IterationStart])
-    def test_a_stop_before_the_first_update_opens_no_row(self, kind: type[Event]) -> None:
+    def test_stop_before_the_first_update_creates_no_row(self, kind: type[Event]) -> None:
         run = Run(cycles(4, total_steps=5))
         run.witness.acts = {kind: lambda event: event.control.stop("enough")}
 
@@ -330,13 +330,13 @@ class TestStop:
         assert run.witness.count(StepEnd) == 0
         assert run.witness.count(FitEnd) == 1
 
-    def test_a_stop_while_the_step_is_reported_ends_after_it(self) -> None:
+    def test_stop_during_step_end_ends_the_run_after_the_step(self) -> None:
         run = Run(cycles(1, total_steps=5))
         run.witness.acts = {WeightsSynced: lambda event: event.control.stop("enough")}
 
         assert run.fit().step == 1
 
-    def test_a_stop_in_the_last_step_does_not_unfinish_the_run(self) -> None:
+    def test_run_stopped_in_its_last_step_is_completed(self) -> None:
         run = Run(cycles(1, total_steps=1))
         run.witness.acts = {IterationEnd: lambda event: event.control.stop("enough")}
 
@@ -415,7 +415,7 @@ class TestEvaluation:
         ]
 
     @pytest.mark.parametrize("checkpoint", [False, True], ids=["without checkpoints", "with checkpoints"])
-    def test_it_draws_nothing_from_the_run(self, tmp_path: Path, checkpoint: bool) -> None:
+    def test_evaluation_does_not_change_the_random_state_of_the_run(self, tmp_path: Path, checkpoint: bool) -> None:
         evaluation = Evaluates()
         alone = self.rows()
 
@@ -425,7 +425,7 @@ class TestEvaluation:
         assert len({row["draws/python"] for row in rows}) == 5
         assert len(evaluation.seen) == 2 * 3
 
-    def test_it_draws_the_same_with_and_without_checkpoints(self, tmp_path: Path) -> None:
+    def test_evaluation_draws_the_same_with_and_without_checkpoints(self, tmp_path: Path) -> None:
         with_checkpoints, without = Evaluates(), Evaluates()
         self.rows(with_checkpoints, Checkpoint(every=2), directory=tmp_path)
         self.rows(without)
@@ -433,7 +433,9 @@ class TestEvaluation:
         assert with_checkpoints.seen == without.seen
 
     @pytest.mark.parametrize("checkpoint", [False, True], ids=["without checkpoints", "with checkpoints"])
-    def test_it_draws_nothing_from_the_run_when_it_raises(self, tmp_path: Path, checkpoint: bool) -> None:
+    def test_failed_evaluation_does_not_change_the_random_state_of_the_run(
+        self, tmp_path: Path, checkpoint: bool
+    ) -> None:
         run = Run(cycles(1, total_steps=5), extra=[Evaluates(fails_at=2)], directory=tmp_path)
         run.extra = [*run.extra, *([Checkpoint()] if checkpoint else [])]
         seed_all()
@@ -445,7 +447,7 @@ class TestEvaluation:
 
         assert draws() == expected
 
-    def test_draws_at_the_end_are_not_part_of_a_checkpoint_that_is_saved_after_them(self, tmp_path: Path) -> None:
+    def test_random_draws_in_fit_end_do_not_change_the_final_checkpoint(self, tmp_path: Path) -> None:
         extra = [Evaluates(fails_at=2), DrawsAtTheEnd(), Checkpoint(every=1)]
         run = Run(cycles(1, total_steps=5), extra=extra, directory=tmp_path)
         seed_all()
@@ -460,7 +462,7 @@ class TestEvaluation:
 
 
 class TestFailures:
-    def test_the_original_error_leaves_fit_and_everyone_hears_of_it(self) -> None:
+    def test_fit_raises_the_original_error_after_fit_end(self) -> None:
         error = ValueError("boom")
         run = Run(cycles(1, total_steps=5), ports={"engine": (engine := FakeEngine())})
         run.witness.acts = {IterationEnd: raising(error), FitEnd: raising(KeyError("second"))}
@@ -482,7 +484,7 @@ class TestFailures:
         assert engine.calls[-1] == "close"
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-    def test_an_interrupt_takes_the_same_clean_path(self, error: BaseException) -> None:
+    def test_interrupt_ends_the_run_like_an_error(self, error: BaseException) -> None:
         run = Run(cycles(1, total_steps=5))
         run.witness.acts = {StepStart: raising(error)}
 
@@ -491,7 +493,7 @@ class TestFailures:
 
         assert [event.status for event in run.witness.of(FitEnd)] == ["interrupted"]
 
-    def test_closing_goes_on_whatever_fails(self) -> None:
+    def test_every_component_is_closed_if_others_fail(self) -> None:
         class Engine(FakeEngine):
             def close(self) -> None:
                 super().close()
@@ -514,7 +516,7 @@ class TestFailures:
         assert ["the buffer too" in note for note in error.__notes__] == [False, True, False]
         assert "a worker hangs" in error.__notes__[2]
 
-    def test_an_interrupt_at_any_moment_still_ends_the_run_for_everyone(self) -> None:
+    def test_interrupt_at_any_time_still_sends_fit_end(self) -> None:
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
@@ -541,7 +543,7 @@ class TestFailures:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
-    def test_an_error_on_fit_end_alone_leaves_fit(self) -> None:
+    def test_error_in_fit_end_is_raised_by_fit(self) -> None:
         run = Run(cycles(1, total_steps=1))
         run.witness.acts = {FitEnd: raising(ValueError("boom"))}
 
@@ -550,7 +552,7 @@ class TestFailures:
 
         assert run.sink.state == "closed"
 
-    def test_a_cycle_broken_before_its_weights_are_confirmed_is_discarded(self) -> None:
+    def test_step_that_fails_before_its_sync_is_discarded(self) -> None:
         run = Run(cycles(2, total_steps=5), ports={"transport": FakeTransport([None, None, ValueError("lost")])})
 
         with pytest.raises(ValueError, match="lost"):
@@ -560,7 +562,7 @@ class TestFailures:
         assert [(event.step, event.version) for event in run.witness.of(FitEnd)] == [(1, 1)]
         assert run.witness.count(WeightsSynced) == 1
 
-    def test_a_step_that_breaks_after_its_sync_stands_and_is_marked_unscored(self) -> None:
+    def test_step_that_fails_after_its_sync_is_kept_and_marked_unscored(self) -> None:
         @attrs.define
         class Judge(Plugin):
             @on(StepEnd, priority=Priority.EVALUATE)
@@ -592,7 +594,7 @@ class TestFailures:
         assert run.sink.column("loss") == [(1, 1.0)]
         assert run.sink.column("training/unscored") == []
 
-    def test_a_rollout_that_raises_leaves_fit_with_its_cause(self) -> None:
+    def test_rollout_error_is_raised_by_fit_with_its_cause(self) -> None:
         error = ValueError("boom")
         run = Run(cycles(4), ports={"engine": FakeEngine(fails=lambda group: error if group.number == 2 else None)})
 
@@ -601,7 +603,7 @@ class TestFailures:
 
         assert caught.value.__cause__ is error
 
-    def test_a_buffer_that_never_fills_is_starved_not_silent(self) -> None:
+    def test_buffer_that_stays_empty_raises_starved_error(self) -> None:
         class Loses(FakeBuffer):
             def dispatch(self, prompts: object, groups_per_step: int | None = None) -> int:
                 """Lose everything."""
@@ -612,11 +614,11 @@ class TestFailures:
 
 
 class TestSync:
-    def test_a_run_that_nobody_syncs_is_refused(self) -> None:
+    def test_run_without_weight_sync_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="Found none. Add weight_sync"):
             Run(cycles(), plugins=[MetricAggregation()]).trainer()
 
-    def test_any_plugin_may_be_the_one_that_syncs(self) -> None:
+    def test_any_plugin_may_sync_the_weights(self) -> None:
         engine = FakeEngine()
 
         @attrs.define
@@ -636,7 +638,7 @@ class TestSync:
 
         assert run.fit().step == 2
 
-    def test_a_version_that_the_engines_do_not_hold_is_not_published(self) -> None:
+    def test_weights_synced_without_the_version_on_the_engine_is_an_error(self) -> None:
         @attrs.define
         class Liar(Plugin):
             @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
@@ -654,7 +656,7 @@ class TestSync:
         assert witness.count(WeightsSynced) == 0
         assert witness.of(FitEnd)[0].step == 0
 
-    def test_a_sync_that_speaks_twice_is_an_error(self) -> None:
+    def test_weights_synced_emitted_twice_is_an_error(self) -> None:
         engine = FakeEngine()
 
         @attrs.define
@@ -671,13 +673,13 @@ class TestSync:
         with pytest.raises(SyncError, match="emitted twice in step 1"):
             Run(cycles(1), plugins=[Twice()], ports={"engine": engine}).fit()
 
-    def test_a_step_whose_weights_nobody_confirmed_is_an_error(self) -> None:
+    def test_step_without_weights_synced_is_an_error(self) -> None:
         trainer = Run(cycles(1, total_steps=2)).trainer()
 
         with trainer.bus.signal(StepEnd).muted(), pytest.raises(SyncError, match="step 1 ended, but its weights"):
             trainer.fit()
 
-    def test_a_sync_that_says_nothing_is_an_error(self) -> None:
+    def test_sync_handler_that_emits_no_weights_synced_is_an_error(self) -> None:
         @attrs.define
         class Mute(Plugin):
             @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
@@ -708,7 +710,7 @@ class TestRows:
         with pytest.raises(Exception, match="report loss; rename one"):
             Run(cycles(1), ports={"engine": Engine()}).fit()
 
-    def test_hook_times_are_in_the_row_and_the_late_ones_in_the_summary(self) -> None:
+    def test_handler_times_are_in_the_row_and_late_ones_in_the_summary(self) -> None:
         run = Run(cycles(1, total_steps=2))
 
         run.fit()
@@ -719,7 +721,7 @@ class TestRows:
         assert summary["timing_s/hook/log_after_collect"] > 0
         assert summary["steps"] == 2
 
-    def test_the_metrics_of_an_iteration_are_read_only_all_through(self) -> None:
+    def test_iteration_metrics_and_their_values_are_read_only(self) -> None:
         run = Run(cycles(1, total_steps=1), learner=FakeLearner([{"loss": [1.0, 2.0], "histogram": {0.0: 1}}]))
         run.fit()
 
@@ -731,11 +733,11 @@ class TestRows:
             event.metrics["loss"] = 2
         assert run.sink.column("loss") == [(1, 1.5)]
 
-    def test_a_learner_cannot_report_what_the_loop_measures(self) -> None:
+    def test_learner_metric_measured_by_the_loop_is_refused(self) -> None:
         with pytest.raises(MetricError, match="reports 'timing_s/step', which the loop measures"):
             Run(cycles(1), learner=FakeLearner([{"timing_s/step": 1.0}])).fit()
 
-    def test_a_trainer_fits_once(self) -> None:
+    def test_second_call_of_fit_is_refused(self) -> None:
         trainer = Run(cycles(1, total_steps=1)).trainer()
         trainer.fit()
 

@@ -14,7 +14,7 @@ import hooktrainer
 import hooktrainer_plugins
 
 TESTS = Path(__file__).parents[1]
-ROWS = "test_trainer.py::TestSteps::test_each_row_is_the_mean_of_its_own_iterations_in_every_order_of_the_list"
+ROWS = "test_trainer.py::TestSteps::test_row_is_the_mean_of_its_iterations_in_every_plugin_order"
 
 
 def run_mutated(tmp_path: Path, test: str, mutations: dict[str, tuple[str, str]]) -> str:
