@@ -1,4 +1,4 @@
-"""Settings of the whole suite."""
+"""Settings for all tests."""
 
 from __future__ import annotations
 

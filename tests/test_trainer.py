@@ -55,7 +55,7 @@ from hooktrainer_plugins.weight_sync import WeightSync
 
 @attrs.define
 class Witness(Plugin):
-    """Keeps every event, and calls an action for its type."""
+    """Records every event, and calls an action for its type."""
 
     seen: list[Event] = attrs.field(factory=list)
     acts: Mapping[type[Event], Callable[[Event], None]] = attrs.field(factory=dict)
@@ -351,7 +351,7 @@ def raising(error: BaseException) -> Callable[[Event], None]:
 
 
 def draws() -> tuple[float, float, float]:
-    """One number of each global generator."""
+    """Draw one number from each global generator."""
     return random.random(), float(np.random.random()), float(torch.rand(1))  # noqa: NPY002
 
 
@@ -363,7 +363,7 @@ def seed_all() -> None:
 
 @attrs.define
 class Draws(Plugin):
-    """Reports what the global generators give in every step."""
+    """Reports a number of each global generator in every step."""
 
     @on(StepStart, adds=["metrics.row"])
     def draw(self, event: StepStart) -> None:
@@ -382,12 +382,12 @@ class DrawsAtTheEnd(Plugin):
 
 @attrs.define
 class Drawn(Event):
-    """An evaluation that draws has drawn."""
+    """Sent after an evaluation drew random numbers."""
 
 
 @attrs.define
 class Evaluates(Plugin):
-    """Draws to evaluate, in its band and in a signal of its own."""
+    """Draws random numbers in EVALUATE and in a custom event."""
 
     fails_at: int = 0
     seen: list[tuple[float, float, float]] = attrs.field(factory=list)

@@ -1,4 +1,4 @@
-"""Advantages and returns: compared with plain loops, and what they do with bad or missing values."""
+"""Advantages and returns: compared with plain loops, and invalid or missing values."""
 
 from __future__ import annotations
 

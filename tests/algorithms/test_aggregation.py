@@ -40,7 +40,7 @@ def slices(cuts: list[int]) -> list[slice]:
 
 
 def whole(mode: str, batch: Ragged) -> tuple[float, Tensor]:
-    """Loss and gradient in one piece."""
+    """Return the loss and gradient of the whole batch."""
     leaf, everything = batch.advantages.clone().requires_grad_(), slice(len(batch.groups))
     loss = aggregated(mode, leaf, batch, everything, totals_of(batch.mask, batch.groups))
     loss.backward()
@@ -134,7 +134,7 @@ SHARES = {
 
 
 def _rank(rank: int, directory: str) -> None:
-    """What one of two processes finds for its shares, summed over both as a learner does."""
+    """Save the loss and gradient of one of two processes, summed over both as a learner does."""
     distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
 
     def add_up(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Behaviour weights, rejection and what is measured of a divergence: plain loops, masks, merging, bad bounds."""
+"""Behaviour weights, rejection and divergence metrics: plain loops, masks, merging, invalid bounds."""
 
 from __future__ import annotations
 

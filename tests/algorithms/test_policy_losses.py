@@ -74,7 +74,7 @@ CONFIGURED: dict[str, Any] = {
 
 
 def called(function: Any, available: dict[str, Any]) -> Any:
-    """With what it asks for."""
+    """Call the loss with the inputs that it requires."""
     asked = inspect.signature(function).parameters
     return function(**{key: value for key, value in available.items() if key in asked})
 
@@ -105,7 +105,7 @@ def test_gradient_of_gspo_equals_that_of_the_sequence_ratio(seed: int) -> None:
     gain = inputs["advantages"][:, :1]
 
     def whole(current: Tensor) -> Tensor:
-        """The loss of an answer by its definition, with one advantage, and no part stopped."""
+        """Return the loss of an answer by its definition, with one advantage and without stop-gradient."""
         log_ratio = torch.where(batch.mask, current - inputs["proximal"], 0.0)
         ratio = (log_ratio.sum(dim=1, keepdim=True) / lengths).exp()
         return torch.maximum(-gain * ratio, -gain * ratio.clamp(1 - LOW, 1 + HIGH)) * batch.mask.any(dim=1)[:, None]

@@ -1,8 +1,8 @@
-"""How often stock blinker calls three receivers in the order in which they were connected, and how often the bus does.
+"""Measure how often plain blinker and the bus call three receivers in the order of connection.
 
     python tests/benchmarks/blinker_order.py [PROCESSES]
 
-Each try is a process of its own: blinker keeps receivers in a set of their ids, so the order is that of addresses.
+Each try is a new process: blinker keeps receivers in a set of their ids, so the order is that of addresses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ print(" ".join(called))
 
 
 def orders(way: str, processes: int) -> Counter[str]:
-    """The orders seen in fresh processes."""
+    """Return the orders seen in new processes."""
     run = [sys.executable, "-c", SCRIPT, way]
     return Counter(
         subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip() for _ in range(processes)
@@ -46,7 +46,7 @@ def orders(way: str, processes: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Print the orders of both."""
+    """Print the orders of blinker and of the bus."""
     processes = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     for way in ("blinker", "hooktrainer"):
         seen = orders(way, processes)

@@ -1,10 +1,10 @@
-"""How well sampling and learning overlap: the time of both at once over that of the slower one alone.
+"""Measure how well sampling and learning overlap: the time of both at once over that of the slower one alone.
 
 python tests/benchmarks/overlap.py
 
-1.00 is perfect, 2.00 is one after the other with halves of the same size. Each side has one intra-op thread. The first
-line is what the machine allows: learning, beside another process that learns for itself. In the last one, a loop does
-both halves in turn with two threads, over the slower half of the line above.
+1.00 is a perfect overlap. 2.00 is no overlap, if sampling and learning take equal time. Each uses one intra-op thread.
+The first line is the limit of the machine: learning, while an independent process learns too. In the last line, a loop
+samples and learns in turn with two threads; its time is divided by the slower half of the line above.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AHEAD = 2  # mini-batches; with one, every difference between two of them is wai
 
 @attrs.frozen(kw_only=True)
 class ToolCall(SortDigits):
-    """Sort digits, with a reward that waits in real time for somebody else."""
+    """Sort digits, with a score that waits in real time, as for a tool call."""
 
     seconds: float = 0.005
 
@@ -90,19 +90,19 @@ class Run:
         self.groups = self.sample()
 
     def dispatch(self) -> None:
-        """One mini-batch more."""
+        """Dispatch one more mini-batch."""
         self.ports.buffer.dispatch(self.ports.prompts.take(SIZE))
 
     def sample(self) -> Sequence[Group]:
-        """The next mini-batch."""
+        """Return the next mini-batch."""
         return self.ports.buffer.sample(SIZE, 1, lambda _: self.ports.engine.pump()).groups
 
     def learn(self) -> None:
-        """One update."""
+        """Run one update."""
         self.ports.learner.update(self.groups)
 
     def seconds(self, *steps: Callable[[], object]) -> float:
-        """Time of a mini-batch that goes through these steps, with `AHEAD` more always dispatched."""
+        """Return the seconds per mini-batch of these steps, with `AHEAD` more mini-batches dispatched."""
         torch.set_num_threads(self.way.threads)
         ahead = AHEAD if self.sample in steps else 0
         for _ in range(ahead):
@@ -117,7 +117,7 @@ class Run:
         return taken / BATCHES
 
     def round(self) -> tuple[float, float, float]:
-        """Sampling alone, learning alone, both."""
+        """Return the seconds of sampling alone, learning alone, and both."""
         return (
             self.seconds(self.dispatch, self.sample),
             self.seconds(self.learn),
@@ -126,7 +126,7 @@ class Run:
 
 
 def learn_for_ever(active: Event) -> None:
-    """Another process that has nothing to do with the run; it learns while `active` is set."""
+    """Train an independent learner while `active` is set."""
     os.chdir(tempfile.mkdtemp())
     run = Run(WAYS[-1])
     torch.set_num_threads(1)
@@ -136,7 +136,7 @@ def learn_for_ever(active: Event) -> None:
 
 @contextmanager
 def neighbour() -> Iterator[Event]:
-    """The event that makes another process learn."""
+    """Start an independent process; yield the event that makes it learn."""
     context = get_context("spawn")
     active = context.Event()
     process = context.Process(target=learn_for_ever, args=(active,), daemon=True)
@@ -147,7 +147,7 @@ def neighbour() -> Iterator[Event]:
 
 
 def control(run: Run, active: Event) -> tuple[float, float, float]:
-    """Learning here and there, alone and at once."""
+    """Return the seconds of learning in this process, in the other process, and in both."""
     alone = run.seconds(run.learn)
     active.set()
     both = run.seconds(run.learn)
@@ -156,7 +156,7 @@ def control(run: Run, active: Event) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Interleave all lines, and print the medians of their rounds."""
+    """Measure all lines in turn, and print their medians."""
     os.chdir(tempfile.mkdtemp())
     runs = [Run(way) for way in WAYS]
     with neighbour() as active:

@@ -1,4 +1,4 @@
-"""What a sample costs with a thousand groups in the buffer, and with a million: calls made, and milliseconds.
+"""Measure the cost of a sample with a thousand and a million groups in the buffer: calls and milliseconds.
 
 python tests/benchmarks/replay_cost.py
 """
@@ -25,7 +25,7 @@ ANSWER = Trajectory(
 
 
 def filled(groups: int) -> GroupBuffer:
-    """A buffer in which every step finds half a version's groups stale, and trains half of the next one's."""
+    """Return a buffer in which each step finds 32 stale groups and trains 32 fresh ones."""
     buffer = GroupBuffer()
     buffer.set_policy(Drop(ROUNDS + 1))
     for version in range(ROUNDS + 1):
@@ -37,7 +37,7 @@ def filled(groups: int) -> GroupBuffer:
 
 
 def cycle(buffer: GroupBuffer, step: int) -> tuple[int, float]:
-    """Sample a batch, evict what is stale and refill it: calls and seconds, measured on two cycles that are alike."""
+    """Sample a batch, evict stale groups and refill the buffer; return the calls and seconds of one cycle."""
     dispatcher = Dispatcher(FakePrompts(), buffer, groups_per_step=BATCH)
     calls = 0
 
@@ -58,7 +58,7 @@ def cycle(buffer: GroupBuffer, step: int) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Print both sizes beside each other."""
+    """Print the results for both sizes."""
     for groups in (1_000, 1_000_000):
         buffer = filled(groups)
         cycle(buffer, ROUNDS + 2)

@@ -1,11 +1,11 @@
-"""What a verified sync of a large model costs on one host, over what its bytes cost to copy.
+"""Measure the cost of a verified sync of a large model on one host, relative to copying its bytes.
 
 python tests/benchmarks/weight_sync.py [THREADS]
 
-50 million float32 weights (200 MB) go to an engine of worker processes, through the memory that these have mapped: the
-whole protocol, checksums of both sides included, over one plain `Tensor.copy_` of as many bytes into other shared
-memory by one thread. What all threads copy is the limit of the machine. The canary computes, and is a line of its own.
-Rounds are interleaved, medians are shown.
+50 million float32 weights (200 MB) are published to an engine with worker processes, through shared memory. The time of
+the whole protocol, including both checksums, is divided by that of one `Tensor.copy_` of as many bytes by one thread.
+The copy by all threads shows the limit of the machine. The canary runs the model, and has a separate line. The variants
+run in turn, and medians are shown.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(threads: int) -> None:
 
 
 def copy(target: torch.Tensor, source: torch.Tensor, threads: int) -> None:
-    """As fast as so many threads can."""
+    """Copy with this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     target.copy_(source)
@@ -74,7 +74,7 @@ def copy(target: torch.Tensor, source: torch.Tensor, threads: int) -> None:
 
 
 def interleaved(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each way, in turns; the first rounds touch memory for the first time."""
+    """Return the median seconds of each variant, measured in turn, without the first rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS + 3):
         for name, way in ways.items():
@@ -85,7 +85,7 @@ def interleaved(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def threads_of(arguments: Sequence[str]) -> int:
-    """The number on the command line."""
+    """Return the number of threads on the command line."""
     return int(arguments[0]) if arguments else 1
 
 

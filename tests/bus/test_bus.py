@@ -22,7 +22,7 @@ from hooktrainer.metrics import Mean, Record, Sum
 
 @attrs.define
 class Calls(Plugin):
-    """Remembers its calls."""
+    """Records its calls."""
 
     log: list[str]
     name: str = "calls"
@@ -403,7 +403,7 @@ class Nested(Event):
 
 @attrs.define
 class Banded(Plugin):
-    """Writes down its calls before, in and after EVALUATE."""
+    """Records its calls before, in and after EVALUATE."""
 
     log: list[str]
     fails: bool = False

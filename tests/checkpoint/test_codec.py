@@ -1,4 +1,4 @@
-"""State as plain data: everything comes back, nothing is shared, and nothing is run."""
+"""State as plain data: it is restored unchanged, shares no memory, and runs no code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def back(value: object) -> Any:
 
 
 def types_in(value: Any) -> object:
-    """Types all through; 1, 1.0 and True are equal, but not the same."""
+    """Return the types of nested values, since 1, 1.0 and True are equal."""
     if isinstance(value, dict):
         return type(value), sorted(repr((types_in(key), types_in(item))) for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset, deque)):

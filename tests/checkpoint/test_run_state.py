@@ -1,4 +1,4 @@
-"""Prompts over a restart: trained, outstanding or not yet sent, each is trained once."""
+"""Save and restore a run: each prompt is trained once, whether trained, in flight or not yet dispatched."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def texts(groups: object) -> list[str]:
 
 
 class Parts:
-    """A buffer, its dispatch and what they keep, without a loop."""
+    """A buffer, its dispatcher and their state, without a loop."""
 
     def __init__(self, buffer: FakeBuffer | None = None, count: int | None = 10) -> None:
         self.buffer = buffer or FakeBuffer()
@@ -73,7 +73,7 @@ class Parts:
         return texts(batch.groups)
 
     def rest(self) -> list[str]:
-        """Train to the end, one group and one version a step."""
+        """Train the remaining prompts, one group and one version per step."""
         engine = FakeEngine()
         engine.start(self.buffer)
         trained: list[str] = []
@@ -87,7 +87,7 @@ class Parts:
 
 
 def midway(policy: Strategy) -> Parts:
-    """Prompts 0-3 are trained, 4-6 buffered, 7 in flight, 8 and 9 not sent."""
+    """Return parts with prompts 0-3 trained, 4-6 buffered, 7 in flight, 8 and 9 not dispatched."""
     parts = Parts()
     parts.buffer.set_policy(policy)
     parts.dispatcher.request(8)
@@ -100,7 +100,7 @@ def midway(policy: Strategy) -> Parts:
 
 
 @pytest.mark.parametrize("keep_finished", [True, False])
-@pytest.mark.parametrize("policy", [Wait(2), Requeue(2), Requeue(1)], ids=["wait", "requeue", "requeue what is stale"])
+@pytest.mark.parametrize("policy", [Wait(2), Requeue(2), Requeue(1)], ids=["wait", "requeue", "requeue stale groups"])
 def test_restored_run_trains_each_untrained_prompt_once(policy: Strategy, keep_finished: bool) -> None:
     snapshot = midway(policy).state.capture(1)
     again = Parts()
@@ -304,7 +304,7 @@ def test_capture_learner_does_not_replace_the_latest_snapshot() -> None:
 def test_buffer_accepts_no_group_during_a_capture() -> None:
     @attrs.define
     class Counts(Plugin):
-        """Counts what the buffer lets in."""
+        """Counts the groups that the buffer accepts."""
 
         seen: int = state(0)
 
@@ -402,7 +402,7 @@ def test_run_that_fails_and_resumes_repeatedly_trains_every_prompt_once(tmp_path
 
     @attrs.define
     class Breaks(Plugin):
-        """Fails once, after the checkpoint of a step was captured or before."""
+        """Fails once, before or after the checkpoint of a step is captured."""
 
         at: int
         band: Priority = Priority.COLLECT

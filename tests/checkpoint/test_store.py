@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: what is complete, what is passed over, what is kept, what a kill or a full disk leaves."""
+"""Checkpoints on the disk: incomplete ones are skipped, retention, kills and full disks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def snapshot(step: int) -> Snapshot:
 
 
 def step_of(found: Snapshot) -> int:
-    """The step of a snapshot whose every part agrees with it."""
+    """Return the step of a snapshot, and check that all parts are of this step."""
     learner, plugins = decode(found, "learner"), decode(found, "plugins")
     assert learner["w"].tolist() == [float(found.step)] * 100
     assert (plugins["n"], len(plugins["a"])) == (found.step, found.step)
@@ -397,7 +397,7 @@ OPERATIONS = (
 
 
 def kill_at(number: int) -> None:
-    """Let this process kill itself before the n-th of the operations that a save makes."""
+    """Kill this process before the n-th file operation of a save."""
     counter = itertools.count(1)
 
     def wrapped(real: Callable[..., object]) -> Callable[..., object]:
@@ -415,7 +415,7 @@ def kill_at(number: int) -> None:
 
 
 def saves_in_a_child(store: Store, number: int) -> bool:
-    """Save step 5 and keep one in a child that is killed at its n-th operation; False if it has not that many."""
+    """Save step 5 in a child process that is killed at its n-th operation; return whether it was killed."""
     child = os.fork()
     if child == 0:
         kill_at(number)

@@ -113,7 +113,7 @@ def test_private_keys_and_generated_fields_are_not_options() -> None:
 
 @attrs.frozen
 class Picky:
-    """Raises on its own."""
+    """Raises in its constructor."""
 
     size: int = 1
     fit: bool = True
@@ -134,7 +134,7 @@ def test_errors_raised_by_a_constructor_become_faults() -> None:
 
 @attrs.frozen
 class Unlucky:
-    """Its own code fails."""
+    """Has validators with bugs."""
 
     heads: int = attrs.field(default=1, validator=ge(1))
     width: int = attrs.field(default=4)
@@ -175,7 +175,7 @@ def test_readable_options_are_returned_without_faulty_ones() -> None:
 
 @attrs.define
 class Unimported:
-    """Its annotations name what exists for the type checker alone."""
+    """Has an annotation that is imported for the type checker only."""
 
     thing: "Nowhere | None" = None  # type: ignore[name-defined]  # noqa: F821
     size: int = 1

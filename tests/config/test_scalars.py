@@ -1,4 +1,4 @@
-"""Plain values as the types of options."""
+"""Conversion of plain values to the types of options."""
 
 import math
 import types

@@ -1,4 +1,4 @@
-"""A small configuration, and what the tests of configurations do with it."""
+"""A small configuration, and functions that load it with changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLUGINS = BASE + "plugins: [metric_aggregation, weight_sync]\n"
 
 @attrs.define(kw_only=True)
 class Probe(Plugin):
-    """Handles nothing, and looks at what it was given."""
+    """A plugin without handlers, which checks its options."""
 
     rank: int = 1
     every: int = 5

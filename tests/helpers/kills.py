@@ -2,8 +2,8 @@
 
     python tests/helpers/kills.py --modes inline wait requeue --runs 200
 
-Each attempt is a process of its own, forked from one that has imported everything and started nothing. Half of the
-kills come at a random time, half at a random file operation of the thread that saves. Prints a line of JSON a mode.
+Each attempt is a new process, forked from one that has imported all modules and started no thread. Half of the kills are
+at a random time, half at a random file operation of the thread that saves. Prints one line of JSON per mode.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PATIENCE_S = 120
 
 
 class RecordingLearner(policy_gradient.PolicyGradientLearner):
-    """Remembers what it was trained on, in what it keeps."""
+    """Records the prompts that it was trained on, in its state."""
 
     trained: list[str]
 
@@ -80,7 +80,7 @@ class RecordingLearner(policy_gradient.PolicyGradientLearner):
 
 
 def kill_at(number: int) -> None:
-    """Let this process kill itself before the n-th operation of the thread that saves."""
+    """Kill this process before the n-th file operation of the thread that saves."""
     count = 0
 
     def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +102,7 @@ def kill_at(number: int) -> None:
 
 
 def attempt(folder: Path, mode: str, operation: int | None, after_s: float | None) -> int | None:
-    """One process; its exit code, or None if it was killed."""
+    """Run one process; return its exit code, or None if it was killed."""
     child = os.fork()
     if child == 0:
         try:
@@ -148,7 +148,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def check(folder: Path, whole: Path | None) -> None:
-    """Compare with the unbroken run, and with the data."""
+    """Compare with the uninterrupted run, and with the data."""
     found = rows(folder)
     assert [row["step"] for row in found] == list(range(1, len(found) + 1)), [row["step"] for row in found]
     assert found[-1]["ledger/imbalance"] == 0
@@ -170,7 +170,7 @@ def check(folder: Path, whole: Path | None) -> None:
 
 
 def warm_up(folder: Path) -> None:
-    """Import here, once, what a run imports; no thread is started, so that this process can be forked."""
+    """Import the modules of a run once. Start no thread, so that this process can be forked."""
     import torch._dynamo  # noqa: F401 (by the first step of an optimizer)
 
     os.chdir(folder)
@@ -182,7 +182,7 @@ def warm_up(folder: Path) -> None:
 
 
 def broken_run(folder: Path, mode: str, rng: random.Random, length_s: float) -> Counter[str]:
-    """Kill and resume a run until it is done; what happened to it."""
+    """Kill and resume a run until it is done; count the events of its logs."""
     counts: Counter[str] = Counter()
     for kill in range(MOST_KILLS + 1):
         operation = after_s = None
@@ -198,15 +198,15 @@ def broken_run(folder: Path, mode: str, rng: random.Random, length_s: float) -> 
             break
         counts["killed in a save" if operation is not None else "killed at a time"] += 1
     log, last = (folder / "log").read_text(), rows(folder)[-1]
-    counts["went on past an incomplete one"] += log.count("is incomplete:")
-    counts["began anew over an incomplete one"] += log.count("starting a new run:")
+    counts["resumed past an incomplete checkpoint"] += log.count("is incomplete:")
+    counts["started a new run over an incomplete checkpoint"] += log.count("starting a new run:")
     counts["groups dropped as stale"] += int(last.get("ledger/groups/dropped/stale", 0))
     counts["groups dropped by a restart"] += int(last.get("ledger/groups/dropped/restart", 0))
     return counts
 
 
 def measure(mode: str, runs: int, seed: int, root: Path) -> dict[str, Any]:
-    """Break so many runs, each at least once, and check every one of them."""
+    """Interrupt this many runs, each at least once, and check each of them."""
     rng = random.Random(f"{mode} {seed}")
     whole = prepared(root, "whole", mode)
     warm_up(whole)

@@ -46,7 +46,7 @@ def group(prompt: Sequence[int], *answers: Trajectory, number: int = 0) -> Group
 
 
 def on_policy(groups: Sequence[Group], model: nn.Module, temperature: float = 1.0) -> list[Group]:
-    """The groups with the log-probabilities that the model gives."""
+    """Return the groups with the log-probabilities of the model."""
     batch = PaddedBatch.of(groups, pad_id=0, device=CPU)
     rows = iter(logprobs_of(batch, model, temperature).detach().float().numpy())
     return [
@@ -61,7 +61,7 @@ def on_policy(groups: Sequence[Group], model: nn.Module, temperature: float = 1.
 
 
 def drifted(groups: Sequence[Group], by: float = 0.3, seed: int = 0) -> list[Group]:
-    """The groups as another policy would have sampled them: every log-probability is off."""
+    """Return the groups as if another policy had sampled them: every log-probability differs."""
     generator = np.random.default_rng(seed)
     return [
         attrs.evolve(
@@ -90,7 +90,7 @@ GROUPS = (
 
 
 def learner(model: nn.Module, **options: object) -> PolicyGradientLearner:
-    """With options of all sections and of the learner itself; those of the critic begin with `critic_`."""
+    """Return a learner with options of all sections; options of the critic start with `critic_`."""
     algorithm = {key: options.pop(key) for key in list(options) if key in attrs.fields_dict(AlgorithmOptions)}
     critic = {key.removeprefix("critic_"): options.pop(key) for key in list(options) if key.startswith("critic_")}
     optim = {key: options.pop(key) for key in list(options) if key in attrs.fields_dict(OptimOptions)}
@@ -112,5 +112,5 @@ def copied(model: nn.Module) -> dict[str, Tensor]:
 
 
 def values(metrics: Mapping[str, object]) -> dict[str, float]:
-    """All metrics as numbers."""
+    """Return all metrics as numbers."""
     return {key: metric.value for key, metric in metrics.items() if isinstance(metric, Metric)}  # type: ignore[misc]

@@ -65,7 +65,7 @@ def discounted(rewards: Table, mask: Any, gamma: float) -> Table:
 
 
 def gae(rewards: Table, values: Table, mask: Any, gamma: float, lam: float) -> tuple[Table, Table]:
-    """The sum of discounted surprises, written out; not the recursion."""
+    """Return GAE as an explicit sum of discounted TD errors, without recursion."""
     places = rows(mask)
 
     def surprise(i: int, n: int) -> float:

@@ -12,7 +12,7 @@ from hooktrainer.models.decoder import Decoder
 
 
 def policy(kind: type[Decoder] = Decoder, *, tied: bool = False, seed: int = 0) -> Decoder:
-    """A small policy of the shape that a task needs."""
+    """Return a small policy for the task."""
     with torch.random.fork_rng(devices=()):
         model = kind(
             vocab_size=TOKENIZER.vocab_size,
@@ -32,7 +32,7 @@ def policy(kind: type[Decoder] = Decoder, *, tied: bool = False, seed: int = 0) 
 
 
 class StaleHead(Decoder):
-    """Its head is a copy, as of the first use of any module of this class."""
+    """A decoder that uses a copy of the first head that any module of this class used."""
 
     kept: Tensor | None = None
 
@@ -43,7 +43,7 @@ class StaleHead(Decoder):
 
 
 class StaleInWorkers(StaleHead):
-    """Right in the trainer's process, stale in the others."""
+    """A decoder that is correct in the process of the trainer, and stale in worker processes."""
 
     def project(self, states: Tensor) -> Tensor:
         return Decoder.project(self, states) if parent_process() is None else super().project(states)

@@ -13,12 +13,12 @@ from torch import Tensor
 from hooktrainer.algorithms.aggregation import Totals
 
 HIDDEN = None
-"""Stands for a position without a mask: NaN on input, 0 on output."""
+"""A masked position: NaN in inputs, 0 in results."""
 TOLERANCE = {torch.float64: {"rtol": 1e-7, "atol": 1e-9}, torch.float32: {"rtol": 5e-6, "atol": 1e-6}}
 
 
 def tensor(values: Sequence[Any], dtype: torch.dtype = torch.float64, hidden: float = math.nan) -> Tensor:
-    """Numbers, one row or several; hidden ones are NaN."""
+    """Return a tensor of one row or several; masked positions are NaN."""
     return torch.tensor(_filled(values, hidden), dtype=dtype)
 
 
@@ -31,12 +31,12 @@ def ints(values: Sequence[int]) -> Tensor:
 
 
 def assert_vector(found: Tensor, expected: Sequence[Any]) -> None:
-    """Equal to numbers of nine digits, as far as the type of the found ones goes; hidden ones are 0."""
+    """Compare with numbers of nine digits, within the precision of the dtype; masked positions are 0."""
     torch.testing.assert_close(found.detach(), tensor(expected, found.dtype, hidden=0.0), **TOLERANCE[found.dtype])
 
 
 def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """The gradient of the sum of a function."""
+    """Return the gradient of the sum of a function."""
     leaf = at.clone().requires_grad_()
     function(leaf).sum().backward()
     assert leaf.grad is not None
@@ -94,11 +94,11 @@ class Ragged:
         return self.proximal - self.behaviour
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Ragged:
-        """All tensors changed alike."""
+        """Return a copy with this change applied to all tensors."""
         return Ragged(**{field.name: change(getattr(self, field.name)) for field in attrs.fields(Ragged)})
 
     def wider(self, columns: int) -> Ragged:
-        """With more padding."""
+        """Return a copy with more padding."""
 
         def padded(values: Tensor) -> Tensor:
             if values.dim() == 1:
@@ -110,7 +110,7 @@ class Ragged:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """By the names of the registry."""
+        """Return the inputs by their names in the registry."""
         named = {field.name: getattr(self, field.name) for field in attrs.fields(Ragged)}
         return named | {"lengths": self.mask.sum(dim=1), "log_ratio": self.log_ratio}
 
@@ -118,7 +118,7 @@ class Ragged:
 def totals_of(
     mask: Tensor, groups: Tensor, *, num_groups: int | None = None, reduce: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Totals:
-    """What a mask counts whose answers belong to these groups, over all ranks that `reduce` adds up."""
+    """Return the totals of a mask whose answers belong to these groups, summed over ranks by `reduce`."""
     lengths = mask.sum(dim=1)
     size = num_groups if num_groups is not None else int(groups.max()) + 1 if len(groups) else 0
     counts = lengths.new_zeros(2 + size)

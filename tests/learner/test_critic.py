@@ -37,7 +37,7 @@ class TestValueLoss:
             mask,
             cliprange=0.5,
         )
-        # Near: as it is. Beyond the range, and nearer to the return: what it would be at the range. Further: as it is.
+        # Within the range: unclipped. Beyond it and nearer to the return: clipped to the range. Further away: unclipped.
         assert found.loss.tolist()[0] == pytest.approx([0.7**2 / 2, 0.3**2 / 2, 1.3**2 / 2, 3.0**2 / 2, 0.0])
         assert found.stats["vf_clipfrac"].tolist() == [[0, 1, 1, 0, 0]]
 
@@ -139,7 +139,7 @@ def test_explained_variance_of_equal_returns_is_0(score: float) -> None:
 
 def test_explained_variance_does_not_depend_on_the_mean_of_returns() -> None:
     made = learner(build(), adv_estimator=f"{__name__}:far_off", critic_use="model")
-    # Values are 0 at first, so that what is left over varies as the returns do.
+    # Values are 0 at first, so that the residuals vary as the returns do.
     assert values(made.update(GROUPS))["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -168,7 +168,7 @@ def no_returns(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 class Recording(nn.Module):
-    """A dropout that writes down when it was called: with gradients, and in training."""
+    """A dropout that records whether it was called with gradients, and in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def test_experience_is_computed_without_dropout(use: str, iterations: int) -> No
 
 
 class NoStates(nn.Module):
-    """A model that gives logits and nothing else."""
+    """A model that returns only logits."""
 
     def __init__(self) -> None:
         super().__init__()

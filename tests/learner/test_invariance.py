@@ -42,7 +42,7 @@ FULL = {
     "behaviour_weight": "tis_sequence",
     "rejection": {"seq_max_k3": 0.3},
 }
-"""Everything that looks beyond one token."""
+"""Options that depend on more than one token."""
 KINDS: Mapping[str, dict[str, Any]] = {
     "grpo": {},
     "in reward": {"adv_estimator": "rloo", "kl_coeff": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
@@ -57,7 +57,7 @@ def groups_of(seed: int = 0) -> list[Group]:
 
 
 def trained(groups: Sequence[Group], **options: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Gradients and metrics of one update in float64."""
+    """Return gradients and metrics of one update in float64."""
     model = build(torch.float64)
     found = values(learner(model, **options).update(groups))
     return gradients(model), found
@@ -97,7 +97,7 @@ _of = PaddedBatch.of
 
 
 def wider(groups: Sequence[Group], **options: Any) -> PaddedBatch:
-    """The batch, with 3 columns more of prompt and 2 of response, in which anything stands."""
+    """Return the batch with 3 more columns of prompt and 2 of response, filled with arbitrary tokens."""
     batch = _of(groups, **options)
     rows = len(batch.tokens)
     left, right = torch.full((rows, 3), 5), torch.full((rows, 2), 6)
@@ -117,7 +117,7 @@ def wider(groups: Sequence[Group], **options: Any) -> PaddedBatch:
 
 
 def uncut(batch: PaddedBatch) -> object:
-    """The whole of it with all its padding, which cutting would take off."""
+    """Return the batch as one micro-batch with all its padding."""
     (cut,) = split(batch, size=None, tokens=None)
     return attrs.evolve(cut, width=batch.mask.shape[1], part=batch)
 

@@ -187,7 +187,7 @@ def sampled(temperature: float) -> list[Group]:
 
 
 def by_position(mask: Tensor) -> Tensor:
-    """An advantage that is another one in each place of an answer."""
+    """Return a different advantage for each position of an answer."""
     return torch.arange(1, mask.shape[1] + 1, dtype=torch.float32).expand(mask.shape)
 
 

@@ -234,7 +234,7 @@ class TestNotFinite:
 
 
 def broken(logprob: float) -> Group:
-    """A group whose sampler gave a token a log-probability that is none."""
+    """Return a group with an invalid log-probability of the sampler."""
     answer = trajectory([3, 1], 1.0)
     return group([2], attrs.evolve(answer, logprobs=np.array([logprob, 0.0], np.float32)), trajectory([4, 1], 0.0))
 
@@ -300,7 +300,7 @@ class TestMetrics:
             own = getattr(Tensor, name)
 
             def counted(tensor: Tensor, *args: object) -> object:
-                # The scores are on the host, and so is what looks at them alone.
+                # The scores and the functions that read only them are on the host.
                 if sys._getframe(1).f_code.co_filename != of_answers.__file__:
                     reads.append(name)
                 return own(tensor, *args)

@@ -30,7 +30,7 @@ ALIKE = (group([2, 3], trajectory([4, 1], 0.5), trajectory([5, 5, 1], 0.5)),)
 
 
 def divergences(groups: Any, model: torch.nn.Module, estimator: str) -> Tensor:
-    """Of a model from the one that `build` gives."""
+    """Return the divergence of a model from the one that `build` returns."""
     batch = PaddedBatch.of(groups, pad_id=0, device=CPU)
     reference = logprobs_of(batch, build(), 1.0).detach()
     return kl(logprobs_of(batch, model, 1.0), reference, batch.mask, estimator=estimator)

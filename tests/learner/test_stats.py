@@ -18,7 +18,7 @@ from hooktrainer.algorithms.stats import TokenMax, TokenMean, TokenMin, TokenSum
 from hooktrainer.errors import ConfigError
 from hooktrainer.learner.distributed import Communicator
 
-# GROUPS have 11 tokens in 5 answers; what is padded is never trained on.
+# GROUPS have 11 tokens in 5 answers; padding is never trained on.
 TOKENS = 11
 
 
@@ -103,7 +103,7 @@ def reported(groups: object = GROUPS, **options: object) -> dict[str, float]:
 
 
 def expected() -> dict[str, float]:
-    """Of one pass over all answers."""
+    """Return the stats of one pass over all answers."""
     model = build(torch.float64)
     logprobs = torch.cat([
         torch.log_softmax(model(torch.tensor([[*group.prompt.tokens, *answer.tokens]]), None)[0], -1)[

@@ -63,7 +63,7 @@ def test_a_sum_is_rounded_once(values: list[float]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(allow_nan=False), st.lists(st.integers(1, 10_000), min_size=1, max_size=6))
-def test_the_mean_of_one_value_is_that_value_whatever_the_weights(value: float, weights: list[int]) -> None:
+def test_mean_of_one_value_is_that_value_for_any_weight(value: float, weights: list[int]) -> None:
     assert Mean.of([value] * len(weights), weights).value == value
 
 

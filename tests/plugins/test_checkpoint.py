@@ -181,7 +181,7 @@ def test_keep_best_compares_with_the_best_step_from_before_a_resume(tmp_path: Pa
 
 
 class Generators(FakeRunState):
-    """Remembers the state of the generators in every capture."""
+    """Records the state of the generators in every capture."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory=directory, generators={"drawn": 3})
@@ -193,7 +193,7 @@ class Generators(FakeRunState):
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """As the trainer does with the global generators around EVALUATE."""
+        """Restore the generators, as the trainer does around EVALUATE."""
         before = self.random()
         try:
             yield
@@ -203,7 +203,7 @@ class Generators(FakeRunState):
 
 @attrs.define
 class Evaluates(Plugin):
-    """Draws, and may fail."""
+    """Draws random numbers in EVALUATE, and may fail."""
 
     run: Generators
     fails: bool = False

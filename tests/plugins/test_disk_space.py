@@ -1,4 +1,4 @@
-"""disk_space on the fake bus, with the disk that is there."""
+"""disk_space on the fake bus, with the real disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hooktrainer.testing import FakeBus, FakeRunState, check_plugin
 from hooktrainer_plugins.disk_space import GB, DiskSpace
 
 SLACK_GB = 20.0
-"""More than anybody else writes or deletes on this disk meanwhile."""
+"""More than other processes write or delete on this disk during a test."""
 
 
 def free_gb(directory: Path) -> float:

@@ -214,7 +214,7 @@ def filtered(prompts: int | None = None) -> tuple[FakeBuffer, Dispatcher]:
 
 @attrs.define
 class Unequal:
-    """A task in which half of the prompts are answered alike whatever is said."""
+    """A task in which all answers to half of the prompts have the same score."""
 
     alphabet = "ab"
     longest_prompt = 1

@@ -1,4 +1,4 @@
-"""A plugin in a package of its own is found, listed and run without touching the loop."""
+"""A plugin of another installed package is found, listed and run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EarlyStop(Plugin):
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder with an installed distribution, as pip lays it out."""
+    """Return a folder with an installed distribution, in the layout of pip."""
     site = tmp_path / "site"
     info = site / "my_lab-1.0.dist-info"
     info.mkdir(parents=True)

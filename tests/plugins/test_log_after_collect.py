@@ -15,7 +15,7 @@ from hooktrainer_plugins.log_after_collect import LogAfterCollect
 
 
 class BrokenSink(FakeSink):
-    """Cannot write, or cannot close."""
+    """A sink that fails in `write` or in `close`."""
 
     def write(self, step: int, row: object) -> None:
         raise OSError("disk full")
@@ -81,7 +81,7 @@ def resumed(run: FakeRunState, *sinks: object, step: int) -> FakeBus:
 
 
 class Forward(FakeSink):
-    """Takes any row, and cannot take one back."""
+    """A sink that accepts any row and cannot delete rows."""
 
     def write(self, step: int, row: object) -> None:
         self.rows.append((step, row))

@@ -18,7 +18,7 @@ from hooktrainer.testing import FakeBus, FakeRunState, check_plugin
 from hooktrainer_plugins.loss_spike_guard import LossSpikeGuard
 
 USUAL = [1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0]
-"""Median 1; the median deviation is 0.05, which makes a robust deviation of 0.07413."""
+"""Median 1, median absolute deviation 0.05, robust standard deviation 0.07413."""
 
 
 class Watched:
@@ -80,7 +80,7 @@ def test_missing_metric_is_logged_once_with_a_suggestion(caplog: pytest.LogCaptu
 
 
 def test_missing_metric_is_logged_on_the_console_of_a_run(tmp_path: Path) -> None:
-    """In a process of its own, without the handlers that pytest has."""
+    """Run in a new process, without the log handlers of pytest."""
     configuration = (
         "task: {use: sort_digits, digits: 2}\nmodel: {use: decoder, layers: 1, width: 16, heads: 2}\n"
         "rollout: {use: inline, n: 2, max_response_length: 4}\n"

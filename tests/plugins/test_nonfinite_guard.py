@@ -105,7 +105,7 @@ def test_learner_without_skips_nonfinite_is_refused_at_fit_start() -> None:
 
 
 class NonFiniteInSomeUpdates:
-    """An estimator of advantages that gives no numbers in some updates; keeps what the weights were before each."""
+    """An advantage estimator that returns NaN in some updates, and records the weights before each update."""
 
     def __init__(self, *bad: int) -> None:
         self._bad = bad

@@ -1,4 +1,4 @@
-"""The replay buffer: groups change state as a whole, are sampled oldest first, and no wait lasts for ever."""
+"""The replay buffer: states of groups, sampling oldest first, and waits that end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error of a replay filter leaves `fit()`, whichever engine runs it."""
+"""An error of a replay filter is raised by `fit()` with every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staleness strategies are pure functions of numbers, and a user can add one."""
+"""Staleness strategies, built-in and user-defined."""
 
 from __future__ import annotations
 

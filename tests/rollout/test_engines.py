@@ -1,4 +1,4 @@
-"""All engines: every group ends, on published weights, and no thread or process remains."""
+"""All engines: every group is answered with published weights, and no thread or process remains."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class TestSyncs:
         queue = started(engine, 8)
         stuck.inside.open().close()
         publish(engine, 1)
-        with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts"):  # noqa: PT012 (by whoever sees it first)
+        with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts"):  # noqa: PT012 (raised by either call)
             publish(engine, 2)
             queue.wait_until(lambda: queue.closed)
             publish(engine, 3)

@@ -184,7 +184,7 @@ def test_run_without_an_end_is_a_fault_that_names_both_fixes(tmp_path: Path) -> 
 
 @attrs.define(kw_only=True)
 class Raising(Plugin):
-    """Raises what it is told, or says it."""
+    """Raises the given error, or returns the given sentences from `check`."""
 
     built: str = ""
     checked: str = ""

@@ -104,7 +104,7 @@ def test_resumed_run_keeps_its_directory_and_replaces_the_given_files(tmp_path: 
     for resume in ("auto", run, run / "checkpoints" / "step_00000001"):
         before = (run / "plan.txt").read_text()
         directory = RunDirectory(run, {"plan.txt": str(resume)}, resume)
-        assert (run / "plan.txt").read_text() == before  # until it is certain that the run can go on
+        assert (run / "plan.txt").read_text() == before  # the files are replaced only once the run is known to resume
         directory.renew()
         directory.release()
         assert (run / "plan.txt").read_text() == str(resume)

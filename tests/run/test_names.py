@@ -1,4 +1,4 @@
-"""Every name that YAML can give is resolved alike: the same forms, the same errors and the same suggestions."""
+"""All names in YAML are resolved by the same rules, with the same errors and suggestions."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ number = 3
 
 @pytest.fixture
 def write(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
-    """Writes a module into a folder of its own; what was imported from it is forgotten afterwards."""
+    """Return a function that writes a module; remove imported modules afterwards."""
     before = set(sys.modules)
 
     def write(name: str, text: str) -> Path:
@@ -203,7 +203,7 @@ def test_unannotated_attribute_as_option_is_a_fault_that_shows_the_annotation() 
 
 @attrs.define
 class Untyped(Plugin):
-    """Has an option, and two attributes that are none."""
+    """Has an option, and two attributes that are not options."""
 
     every: int = 1
     limit = 3

@@ -42,7 +42,7 @@ class Mute:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Has a module with sinks that can be imported, and is forgotten afterwards."""
+    """Write an importable module with sinks, and remove it from `sys.modules` afterwards."""
     (tmp_path / "odd_sinks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path

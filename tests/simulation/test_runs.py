@@ -1,4 +1,4 @@
-"""What the staleness strategies do to whole runs: the real loop and buffer in virtual time."""
+"""Staleness strategies in whole runs: the real loop and buffer in virtual time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def staleness(strategy: str, threshold: int, *, in_order: bool = False) -> Stale
 
 @attrs.define(kw_only=True)
 class Seen(Plugin):
-    """Keeps the staleness of every update."""
+    """Records the staleness of every update."""
 
     updates: list[tuple[int, ...]] = attrs.field(factory=list)
 
@@ -61,7 +61,7 @@ def test_warm_up_batches_are_trained_one_step_late(warmup: int, first: list[int]
 
 
 class Prompts:
-    """Texts in turn, without end or only as many as there are."""
+    """A prompt source that repeats texts, or returns each once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = iter(texts)
@@ -81,10 +81,9 @@ class Prompts:
 
 
 def slow_and_fast(strategy: str) -> tuple[Simulation, list[list[tuple[str, int]]]]:
-    """12 steps on three prompts A, which take as long as an update, to one B, which takes three times as long.
+    """Simulate 12 steps with three fast prompts "A" for each slow prompt "B", which takes three times as long.
 
-    So that the loop need not wait for a B, A alone is enough for a batch. For every step the texts and staleness of
-    what was trained.
+    The fast prompts alone fill a batch. Return the texts and staleness of the trained groups of each step.
     """
     groups: list[Group] = []
 
@@ -118,7 +117,7 @@ class TestSlowPrompts:
         ]
 
     def test_wait_blocks_for_slow_prompts_and_trains_them_at_the_threshold(self) -> None:
-        """A running group is waited for at S = T already: one step later it would be above, and nothing is dropped."""
+        """The wait starts at S = T, because the group would be above the threshold one step later."""
         simulation, trained = slow_and_fast("wait")
 
         slow = [s for batch in trained for text, s in batch if text == "B"]
@@ -181,7 +180,7 @@ def test_pace_evicts_no_group_without_need_for_capacity() -> None:
 
 
 class Lagging(VirtualBuffer):
-    """Stamps every group with the version before."""
+    """Gives every group the dispatch step of the previous version."""
 
     def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
         self._version -= 1
@@ -192,7 +191,7 @@ class Lagging(VirtualBuffer):
 
 
 class Nothing(Drop):
-    """Finds everything too old."""
+    """A strategy that evicts every group."""
 
     def evicts(self, staleness: int) -> bool:
         return staleness >= self.threshold

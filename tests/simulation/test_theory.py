@@ -1,4 +1,4 @@
-"""What the staleness strategies bound, and what they pay for it, over 2,000 steps of saturated generation."""
+"""Bounds and costs of the staleness strategies over 2,000 steps of saturated generation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def saturated(strategy: str, *, in_order: bool = False) -> Outcome:
-    """An age budget of two steps, 64 places for answers of 4 s on average with a long tail, updates of 1 s."""
+    """Simulate an age budget of two steps, 64 slots, answers of 4 s on average with a long tail, and updates of 1 s."""
     return Simulation(
         config=TrainerConfig(
             total_steps=2000,
@@ -28,7 +28,7 @@ def saturated(strategy: str, *, in_order: bool = False) -> Outcome:
 
 class TestTheory:
     def test_pace_reaches_its_mean_age_without_length_bias(self) -> None:
-        """After T steps' worth less the one just trained, (T - 1) steps' worth age by one in every step."""
+        """After each step, the groups of T - 1 steps remain in flight and age by one."""
         outcome = saturated("pace")
 
         assert outcome.age_mean == pytest.approx(2.00, abs=0.02)

@@ -1,4 +1,4 @@
-"""Where rows go: a file of strict JSON lines, and the console."""
+"""Sinks: a file of strict JSON lines, and the console."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROW = {
 
 
 def strict(line: str) -> dict[str, object]:
-    """A line as a parser reads it that knows no NaN."""
+    """Parse a line as strict JSON, without NaN."""
 
     def refuse(word: str) -> NoReturn:
         raise AssertionError(f"{word} is no JSON")

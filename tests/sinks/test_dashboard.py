@@ -1,4 +1,4 @@
-"""What a terminal shows of a run."""
+"""The dashboard of a run in a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROW = {
 
 
 def drawn(dashboard: Dashboard, *, width: int = 100, height: int = 30) -> list[str]:
-    """The lines of a dashboard, without the empty one that ends it."""
+    """Return the lines of a dashboard, without the empty last line."""
     console = Console(file=io.StringIO(), force_terminal=False, width=width, height=height, _environ={})
     console.print(dashboard)
     return shown(console).rstrip().splitlines()

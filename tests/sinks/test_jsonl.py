@@ -1,4 +1,4 @@
-"""What becomes of rows in a file that was interrupted, cut, damaged, or is none."""
+"""Rows in a file that was interrupted, cut, damaged, or replaced by a directory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_row_interrupted_at_any_line_and_written_again_is_present_once(tmp_path:
             try:
                 sink.write(2, {"a": 2.0, "b": {1.0: 2}})
             except KeyboardInterrupt:
-                gc.collect(1)  # what was made since, and not all of torch
+                gc.collect(1)  # only recent objects, not those of torch
         sink.write(2, {"a": 2.0, "b": {1.0: 2}})
         sink.write(3, {})
         assert steps(directory) == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""The study script in `examples/`: it trains every seed of every variant, and tells what it read."""
+"""The study script in `examples/`: it trains every seed of every variant, and prints the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compare() -> ModuleType:
 
 
 def kept(runs: Path, folder: str, scores: list[float]) -> None:
-    """A run that is there already."""
+    """Write a completed run."""
     directory = runs / folder
     directory.mkdir(parents=True)
     rows = [

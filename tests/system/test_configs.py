@@ -1,4 +1,4 @@
-"""Every configuration and example that ships is composed, and its plan is cheap to look at."""
+"""All shipped configurations and examples compose, and their plans import no torch."""
 
 from __future__ import annotations
 

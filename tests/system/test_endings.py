@@ -1,4 +1,4 @@
-"""However a run ends: its exit code, what it says, and that nothing is left of it, seen from outside."""
+"""Ends of runs in separate processes: exit codes, output, and no remaining threads, processes or files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Full(SortDigits):
 @pytest.mark.slow
 def test_process_exits_while_a_rollout_thread_hangs_on_a_full_queue(tmp_path: Path) -> None:
     (tmp_path / "full.py").write_text(FULL)
-    # Two steps of four groups with two answers each fill it; what is dispatched ahead hangs.
+    # Two steps of four groups with two answers each fill the queue; groups dispatched ahead hang.
     more = ["trainer.num_warmup_batches=1", "rollout.batching=group", "trainer.total_steps=2"]
     run = fit(tmp_path, config(), "task.use=full.py:Full", *more)
     run.until("completed")
@@ -242,7 +242,7 @@ def test_failed_worker_ends_the_run_within_two_seconds(text: str, act: str, said
 
 @attrs.define(kw_only=True)
 class Ends(Plugin):
-    """Writes down every end."""
+    """Records every `fit_end`."""
 
     seen: list[tuple[str, int, str]] = attrs.field(factory=list)
 

@@ -1,4 +1,4 @@
-"""Asynchrony that is held to staleness 1 changes nothing: the same weights to the last bit, and the same rows."""
+"""An asynchronous run with staleness 1 equals the synchronous run: the same weights bit for bit, and the same rows."""
 
 from __future__ import annotations
 

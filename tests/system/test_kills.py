@@ -1,4 +1,4 @@
-"""Killed by SIGKILL, and resumed until it is done: nothing is lost, and nothing comes twice."""
+"""Runs killed by SIGKILL and resumed until they complete lose and repeat nothing."""
 
 from __future__ import annotations
 

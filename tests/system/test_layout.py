@@ -1,4 +1,4 @@
-"""The layout: few entries at the top, packages with a stated surface, and nothing too large to read at once."""
+"""The layout: few entries at the top, packages with explicit exports, and limits on the size of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The project is written in plain technical English: no phrase that has to be decoded, no sentence that is too long."""
+"""The project is written in plain technical English: no banned phrase, no long sentence."""
 
 from __future__ import annotations
 

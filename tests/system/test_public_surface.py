@@ -1,4 +1,4 @@
-"""What users can import, and what importing it costs."""
+"""Public names, and the modules that importing them imports."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_dir_shows_the_public_names() -> None:
         "import hooktrainer_plugins.staleness, hooktrainer_plugins.validation, hooktrainer_plugins.weight_sync",
     ],
 )
-def test_importing_it_needs_no_torch(statement: str) -> None:
+def test_importing_public_modules_needs_no_torch(statement: str) -> None:
     subprocess.run([sys.executable, "-c", f"{statement}\nimport sys; assert 'torch' not in sys.modules"], check=True)

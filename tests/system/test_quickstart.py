@@ -1,4 +1,4 @@
-"""The main job: the shipped quickstart learns its task."""
+"""The shipped quickstart learns its task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 def train(seed: int) -> tuple[list[dict[str, float]], float]:
-    """The rows of a run of the quickstart, and its seconds."""
+    """Run the quickstart; return its rows and seconds."""
     config = load_config(QUICKSTART, overrides=[f"seed={seed}"])
     result = build_trainer(config).fit()
     path = config.run.dir / config.run.name / "metrics.jsonl"

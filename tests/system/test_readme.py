@@ -1,4 +1,4 @@
-"""Every README of the project: what it shows is run, and what it names exists."""
+"""Every README of the project: its blocks run, and its links and paths exist."""
 
 from __future__ import annotations
 

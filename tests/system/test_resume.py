@@ -379,7 +379,7 @@ class Counter(Plugin):
 
 @attrs.define
 class Other(Counter):
-    """Reads what is not there."""
+    """Reads a missing key."""
 
     def load_state_dict(self, kept):
         self.seen = kept["more"]["seen"]
@@ -429,7 +429,7 @@ class Other(Counter):
 
 @attrs.define(kw_only=True)
 class Syncs(Plugin):
-    """Writes down every sync of a step."""
+    """Records every sync of a step."""
 
     seen: list[tuple[int, int]] = attrs.field(factory=list)
 
@@ -441,7 +441,7 @@ class Syncs(Plugin):
 def test_resumed_run_publishes_its_version_first_and_keeps_the_dispatch_steps_of_its_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Saved at step 10, with a buffer that is two steps ahead: what was dispatched in step 9 is trained in step 11."""
+    """Save at step 10 with groups of two steps in the buffer: groups dispatched in step 9 are trained in step 11."""
     Path("run.yaml").write_text(SMALL + f"  - {{use: '{__file__}:Syncs', name: syncs}}\n")
     ahead = ("trainer.num_warmup_batches=4", "plugins.staleness.max_off_policy_threshold=3")
     fit("trainer.total_steps=10", *ahead)

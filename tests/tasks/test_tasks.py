@@ -1,4 +1,4 @@
-"""Tasks: splits that never meet, partial credit, epochs; and their tokens."""
+"""Tasks: disjoint splits, partial credit, epochs and tokens."""
 
 from __future__ import annotations
 

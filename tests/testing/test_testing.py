@@ -1,4 +1,4 @@
-"""The test kit: the fake bus validates what a run would, and the contract checks can fail."""
+"""The test kit: the fake bus validates as a run does, and `check_plugin` detects faults."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class TestFakeBus:
 
         @attrs.define
         class Listener(Plugin):
-            """Listens to somebody else's signal."""
+            """Handles an event of another plugin."""
 
             @on(Judged)
             def listen(self, event: Judged) -> None:
@@ -219,7 +219,7 @@ class TestCheckPlugin:
     def test_an_option_without_documentation_fails(self) -> None:
         @attrs.define
         class Bare(Plugin):
-            """Says nothing of its option."""
+            """Has an undocumented option."""
 
             limit: float = 0.2
 
@@ -244,7 +244,7 @@ class TestCheckPlugin:
     def test_a_handler_with_a_fault_fails(self) -> None:
         @attrs.define
         class Wrong(Plugin):
-            """Takes too much."""
+            """Has a handler with two arguments."""
 
             @on(StepEnd)
             def handle(self, event: StepEnd, more: int) -> None: ...
@@ -255,7 +255,7 @@ class TestCheckPlugin:
     def test_state_that_is_not_restored_fails(self) -> None:
         @attrs.define
         class Forgetful(Stopper):
-            """Keeps less than it declares."""
+            """Saves less than it declares."""
 
             def state_dict(self) -> dict[str, object]:
                 return {}
@@ -325,7 +325,7 @@ class TestCheckPlugin:
     def test_state_that_is_restored_with_changes_fails(self, make: Callable[[], Any]) -> None:
         @attrs.define
         class Changes(Plugin):
-            """Makes something else of what it gets back."""
+            """Restores a different state."""
 
             kept: Any = state(factory=make)
 
@@ -383,7 +383,7 @@ class AdapterLearner(FakeLearner):
 
 
 class ComputedWeights(dict):
-    """Weights that describe themselves before they are computed."""
+    """Weights with a spec that needs no computation."""
 
     def spec(self) -> dict[str, object]:
         return {}

@@ -1,4 +1,4 @@
-"""Double-buffered weights: own copies, no mixes, every kind of tensor; in this process or in shared memory."""
+"""Double-buffered weights, in this process and in shared memory: copies, flips, and every kind of tensor."""
 
 from __future__ import annotations
 

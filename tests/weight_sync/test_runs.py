@@ -66,7 +66,7 @@ def sync(learner: nn.Module, version: int, *engines: Engine, transport: SameHost
 
 
 def train(learner: nn.Module, names: str = "") -> None:
-    """Move all weights that have this in their name."""
+    """Change all weights whose name contains this text."""
     with torch.no_grad():
         for name, parameter in learner.named_parameters():
             if names in name:
@@ -219,7 +219,7 @@ class Slow(DoubleBuffer):
 
 
 def test_reader_sees_one_version_between_buckets() -> None:
-    """Three parameters that are all k at version k, a bucket each, a millisecond between buckets, 1000 copies."""
+    """Copy 1000 times during syncs of three parameters with value k at version k, one bucket each."""
     engine, transport, copies = Slow(), SameHostTransport(), []
     transport.publish(versioned(0), 0, [engine], bucket_bytes=1)
     done = threading.Event()
@@ -322,7 +322,7 @@ def run_of(directory: Path, plugins: list[object], rollout: Mapping[str, object]
 
 @attrs.define(kw_only=True)
 class Comparison(Plugin):
-    """After each sync, whether the engine holds the trainer's weights."""
+    """Records after each sync whether the engine holds the weights of the trainer."""
 
     learner: Learner = port()
     engine: RolloutEngine = port()
@@ -372,7 +372,7 @@ class TestRuns:
     def test_weights_are_synced_with_any_other_plugins_and_options(
         self, tmp_path: Path, removed: tuple[str, ...], rollout: Mapping[str, object]
     ) -> None:
-        """Each plugin is left out in turn; an engine has no sleep that could be turned on or off besides."""
+        """Remove each optional plugin in turn."""
         plugins = [entry for name, entry in PLUGINS.items() if name not in removed]
         trainer = run_of(tmp_path, [*plugins, "weight_sync", {"use": f"{__file__}:Comparison"}], rollout)
         trainer.fit()

@@ -1,4 +1,4 @@
-"""Errors of the test kit and of declarations that are used in an obvious but wrong way."""
+"""Errors for common mistakes with the test kit and with declarations."""
 
 from __future__ import annotations
 
