@@ -26,13 +26,14 @@ _MIN_SPREAD: Final = 0.05  # of the median magnitude; without it, small noise in
 
 @attrs.define(kw_only=True)
 class LossSpikeGuard(Plugin):
-    """Compare a metric of every update with the median of the last updates, in median absolute deviations."""
+    """Compare a metric of every update with the median of the last updates, in robust standard deviations."""
 
     metric: str = "actor/pg_loss"
     """A metric that the learner reports for each update. `actor/grad_norm` often shows a problem first."""
 
     threshold: float = attrs.field(default=10.0, validator=gt(0))
-    """Distance from the median, in robust standard deviations, above which an update is a spike."""
+    """Distance above the median at which an update is a spike, in robust standard deviations: 1.48 median absolute
+    deviations."""
 
     window: int = attrs.field(default=50, validator=ge(4))
     """Number of last updates to compare with. No update is a spike until there are this many."""
@@ -68,7 +69,8 @@ class LossSpikeGuard(Plugin):
         event.record.add({"actor/loss_spikes": Sum(1)})
         found = (
             f"{self.metric} is {value:g} in update {event.iteration + 1} of step {event.step}, "
-            f"{(value - middle) / sigma:.1f} deviations above the median {middle:g} of the last {self.window} updates"
+            f"{(value - middle) / sigma:.1f} robust standard deviations above the median {middle:g} of the last "
+            f"{self.window} updates"
         )
         _LOG.warning("%s; loss_spike_guard allows %g", found, self.threshold)
         if self.action == "stop":

@@ -49,8 +49,8 @@ def test_value_above_the_threshold_of_robust_deviations_is_a_spike(caplog: pytes
     assert Watched(threshold=10).see(*USUAL, 1.74) == []
     assert Watched(threshold=10).see(*USUAL, 1.75) == [9]
     assert (
-        "actor/pg_loss is 1.75 in update 1 of step 9, 10.1 deviations above the median 1 of the last 8 updates; "
-        "loss_spike_guard allows 10" in caplog.text
+        "actor/pg_loss is 1.75 in update 1 of step 9, 10.1 robust standard deviations above the median 1 of the "
+        "last 8 updates; loss_spike_guard allows 10" in caplog.text
     )
 
 
@@ -123,7 +123,9 @@ def test_action_stop_stops_the_run_with_the_reason() -> None:
     watched = Watched(action="stop")
     watched.see(*USUAL, 5.0)
 
-    assert (watched.bus.control.reason or "").startswith("actor/pg_loss is 5 in update 1 of step 9, 54.0 deviations")
+    assert (watched.bus.control.reason or "").startswith(
+        "actor/pg_loss is 5 in update 1 of step 9, 54.0 robust standard deviations"
+    )
 
 
 def test_action_rollback_restores_the_learner_before_the_step_is_published_and_counts_it() -> None:
