@@ -58,7 +58,7 @@ def seq_mean_token_sum(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 def seq_mean_token_sum_norm(values: Tensor, mask: Tensor, totals: Totals, max_response_length: int) -> Tensor:
     """Return the mean over answers of their token sums, divided by the constant `max_response_length`.
 
-    Shapes (B, T), (B, T) -> (). The width of the batch is no substitute, since it varies. Raise `ConfigError` for a
+    Shapes (B, T), (B, T) -> (). The width of the batch is no substitute, since it varies. Raises `ConfigError` for a
     length below 1. Source: Dr.GRPO (2503.20783).
     """
     if max_response_length < 1:

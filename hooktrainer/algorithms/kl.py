@@ -25,7 +25,7 @@ def kl(
 
     With `behaviour` (B, T), the log-probabilities of the sampler, each estimate is multiplied by
     exp(logprobs - behaviour), with gradient for k1 and k3 and without for k2. Each then has the mean gradient of
-    KL(current || reference). Raise `ConfigError` for an unknown estimator. Source: Schulman,
+    KL(current || reference). Raises `ConfigError` for an unknown estimator. Source: Schulman,
     Approximating KL Divergence (2020).
     """
     if estimator not in ESTIMATORS:

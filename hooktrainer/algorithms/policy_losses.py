@@ -45,7 +45,7 @@ def ppo_clip(
 ) -> TokenLoss:
     """Return max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(logprobs - proximal); with c, at most -c A for A < 0.
 
-    Shapes: see above -> (B, T). Further stat with c: `pg_clipfrac_lower`, where that bound removed the gradient. Raise
+    Shapes: see above -> (B, T). Further stat with c: `pg_clipfrac_lower`, where that bound removed the gradient. Raises
     `ConfigError` for invalid bounds. Sources: PPO (1707.06347) eq. 7; two separate bounds from DAPO
     (2503.14476) eq. 10; dual clip from 1912.09729.
     """
@@ -71,7 +71,7 @@ def decoupled_ppo(
     """Return `ppo_clip` around the proximal policy, times w = min(exp(proximal - behaviour), cap), w detached.
 
     Shapes: see above -> (B, T). Dual clip is applied before the weight. Further stats: `behaviour_weight`, and
-    `behaviour_weight_capfrac`, where w was limited. Raise `ConfigError` for invalid bounds. Sources: decoupled PPO
+    `behaviour_weight_capfrac`, where w was limited. Raises `ConfigError` for invalid bounds. Sources: decoupled PPO
     (2110.00641) §3; AReaL (2505.24298).
     """
     _check(behaviour_weight_cap is None or behaviour_weight_cap > 0, "behaviour_weight_cap > 0", behaviour_weight_cap)
@@ -102,7 +102,7 @@ def gspo(
     """Return `ppo_clip` with one ratio per answer, the geometric mean of the ratios of its tokens.
 
     Shapes: see above -> (B, T). Each token has the value of its answer and its own share of the gradient. Pass the mask
-    before any rejection, and aggregate by `seq-mean-token-mean`. Raise `ConfigError` for invalid bounds. Source:
+    before any rejection, and aggregate by `seq-mean-token-mean`. Raises `ConfigError` for invalid bounds. Source:
     GSPO-token (2507.18071).
     """
     log_ratio, advantages = log_ratio_of(logprobs, proximal, mask), selected(advantages, mask)
@@ -126,7 +126,7 @@ def cispo(
     """Return -w A logprobs with w = min(exp(logprobs - proximal), cispo_max_ratio), w detached.
 
     Shapes: see above -> (B, T). The bound applies to the ratio: it is 1 + epsilon_high of verl, slime, AReaL and SkyRL,
-    and epsilon_high of TRL. A lower bound, which the paper does not have, is 0 by default. Raise `ConfigError` for
+    and epsilon_high of TRL. A lower bound, which the paper does not have, is 0 by default. Raises `ConfigError` for
     invalid bounds. Source: MiniMax-M1 (2506.13585).
     """
     _check(cispo_max_ratio > 0, "cispo_max_ratio > 0", cispo_max_ratio)

@@ -19,7 +19,7 @@ def log_linear(
 
     Versions count optimizer updates. With P updates per step, iteration j of step k has the proximal version (k - 1) P
     and the current version (k - 1) P + j. A token sampled at the published version v has the version P v.
-    Raise `ConfigError` if the proximal version is above the current one. Source: after AReaL's prox_approx.
+    Raises `ConfigError` if the proximal version is above the current one. Source: after AReaL's prox_approx.
     """
     if proximal_version > current_version:
         raise ConfigError(f"the proximal version {proximal_version} is above the current one, {current_version}")

@@ -21,7 +21,7 @@ def token_rewards(
     """Return the reward of an answer on its last token with a mask, and -kl_coeff · kl on each. (B,), (B, T) -> (B, T).
 
     `kl` (B, T) is a divergence of the proximal policy from the reference. `at` (B,) are other positions of the rewards.
-    An answer without a token, because it is filtered or empty, gets no reward. Raise `RunError` for a reward at a
+    An answer without a token, because it is filtered or empty, gets no reward. Raises `RunError` for a reward at a
     position without a mask, and `NonFiniteError` for one that is not finite. Source: verl.
     """
     require_finite(rewards)
@@ -51,7 +51,7 @@ def discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float = 1.
 def whiten(values: Tensor, mask: Tensor, *, reduce: Reduce = on_one_rank) -> Tensor:
     """Return (x - mean) / sqrt(var + 1e-8) over tokens with a mask, var unbiased. Shapes (B, T), (B, T) -> (B, T).
 
-    Raise `RunError` if fewer than 2 tokens have a mask. Source: verl.
+    Raises `RunError` if fewer than 2 tokens have a mask. Source: verl.
     """
     values = selected(values, mask)
     total, count = reduce(torch.stack([values.sum(), mask.sum().to(values.dtype)]))

@@ -11,7 +11,7 @@ def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int, factor: f
     """Return factor · clip((max_length - buffer - length) / buffer, -1, 0), to be added to the score. (B,) -> (B,).
 
     Lengths are in tokens; for integer lengths the penalty has the type float64. verl has no lower bound of -factor
-    beyond `max_length`. Raise `ConfigError` unless 1 <= buffer <= max_length and factor >= 0. Source: DAPO eq. 13.
+    beyond `max_length`. Raises `ConfigError` unless 1 <= buffer <= max_length and factor >= 0. Source: DAPO eq. 13.
     """
     if not 1 <= buffer <= max_length:
         raise ConfigError(f"expected 1 <= buffer <= max_length, found buffer {buffer} and max_length {max_length}")

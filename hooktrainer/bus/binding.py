@@ -65,7 +65,7 @@ class Ports:
 def bind(plugins: tuple[PlacedPlugin, ...], ports: Ports, run: Mapping[type, object] = MappingProxyType({})) -> None:
     """Bind every unbound port; `run` holds the ports that the trainer adds, by type.
 
-    Raise `ConfigError` with all ports that the run does not offer.
+    Raises `ConfigError` with all ports that the run does not offer.
     """
     offered = {**ports.by_type(), **run}
     faults = [fault for plugin in plugins for fault in _bind(plugin, offered, ports.sinks)]

@@ -31,7 +31,7 @@ class BackgroundStore:
         return self._store.load_newest(allow_fresh=allow_fresh) if source == "auto" else load(Path(source))
 
     def open(self, step: int, retention: Retention) -> None:
-        """Prepare for saves after `step`. Raise `CheckpointError` if the directory cannot be written."""
+        """Prepare for saves after `step`. Raises `CheckpointError` if the directory cannot be written."""
         try:
             self._store.prepare(step)
         except OSError as error:

@@ -32,14 +32,14 @@ _CONTAINERS: Final[Mapping[type, str]] = {tuple: "tuple", set: "set", frozenset:
 
 
 def encode(step: int, parts: Mapping[str, object]) -> Snapshot:
-    """Return a snapshot with copies of all parts. Raise `CheckpointError` for a type that cannot be saved."""
+    """Return a snapshot with copies of all parts. Raises `CheckpointError` for a type that cannot be saved."""
     encoder = _Encoder()
     trees = {name: encoder.tree(value, name, 0) for name, value in parts.items()}
     return Snapshot(step=step, parts=trees, tensors=encoder.tensors, arrays=encoder.arrays)
 
 
 def decode(snapshot: Snapshot, part: str) -> Any:
-    """Return a copy of the state of a part. Raise `CheckpointError` if the part is missing or damaged."""
+    """Return a copy of the state of a part. Raises `CheckpointError` if the part is missing or damaged."""
     if part not in snapshot.parts:
         raise CheckpointError(f"the checkpoint of step {snapshot.step} has no part '{part}'")
     try:

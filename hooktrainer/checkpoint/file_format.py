@@ -36,7 +36,7 @@ class Manifest:
 
 
 def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> None:
-    """Write a snapshot to an empty directory. Raise `OSError` or `CheckpointError` if that fails."""
+    """Write a snapshot to an empty directory. Raises `OSError` or `CheckpointError` if that fails."""
     parts = {name: {"step": snapshot.step, "state": tree} for name, tree in snapshot.parts.items()}
     files.write(directory / STATE, _to_json({"format": FORMAT, "step": snapshot.step, "parts": parts}))
     _write_tensors(snapshot, directory)
@@ -68,7 +68,7 @@ def _write_tensors(snapshot: Snapshot, directory: Path) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest without checking the files. Raise `CheckpointError` if it is missing or damaged."""
+    """Read the manifest without checking the files. Raises `CheckpointError` if it is missing or damaged."""
     try:
         found = _from_json((directory / MANIFEST).read_bytes())
         body = found["body"]
@@ -87,7 +87,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read(directory: Path) -> Snapshot:
-    """Read a checkpoint and verify the checksum of every file. Raise `CheckpointError` if one differs."""
+    """Read a checkpoint and verify the checksum of every file. Raises `CheckpointError` if one differs."""
     manifest = read_manifest(directory)
     for name, expected in manifest.files.items():
         _check(directory / name, expected)

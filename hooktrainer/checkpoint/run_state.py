@@ -81,7 +81,7 @@ class LiveState:
     def capture(self, step: int) -> Snapshot:
         """Return a copy of the whole state at the end of `step`.
 
-        Raise `CheckpointError` with the name of a state that cannot be saved.
+        Raises `CheckpointError` with the name of a state that cannot be saved.
         """
         with self._ports.buffer.frozen():  # a plugin may count groups in its filter
             return self._captured(step)
@@ -100,7 +100,7 @@ class LiveState:
         return self.latest
 
     def restore(self, snapshot: Snapshot, *, keep_finished: bool = True, strict: bool = True) -> None:
-        """Restore the whole state before the first step. Raise `CheckpointError` if it does not fit this run."""
+        """Restore the whole state before the first step. Raises `CheckpointError` if it does not fit this run."""
         states = {name: decode(snapshot, name) for name in snapshot.parts}
         with _load_errors_of(snapshot, "plugins"):
             self._restore_plugins(snapshot.step, states["plugins"], strict=strict)
@@ -124,7 +124,7 @@ class LiveState:
     def capture_learner(self, step: int) -> Snapshot:
         """Return a copy of the learner's current state; `step` is the last complete step.
 
-        Raise `CheckpointError` with the name of a state that cannot be saved.
+        Raises `CheckpointError` with the name of a state that cannot be saved.
         """
         return encode(step, {"learner": _state_of("learner", self._ports.learner)})
 

@@ -41,7 +41,7 @@ class Store:
     ) -> Path:
         """Write a checkpoint, point `latest` to it, and return its path. Other checkpoints are not changed.
 
-        `may_publish` is called just before the rename. Raise `CheckpointError` if the checkpoint cannot be written;
+        `may_publish` is called just before the rename. Raises `CheckpointError` if the checkpoint cannot be written;
         earlier checkpoints are unchanged then.
         """
         name = f"step_{snapshot.step:08d}"
@@ -87,7 +87,7 @@ class Store:
     def load_newest(self, *, allow_fresh: bool = False) -> StoredCheckpoint | None:
         """Return the newest complete checkpoint with correct checksums; None if there never was a checkpoint.
 
-        Log every checkpoint that is skipped. Raise `CheckpointError` if all are incomplete, unless `allow_fresh`.
+        Log every checkpoint that is skipped. Raises `CheckpointError` if all are incomplete, unless `allow_fresh`.
         """
         skipped = {
             step: f"the save of step {step} was interrupted"
@@ -112,7 +112,7 @@ class Store:
     def read(path: Path) -> Snapshot:
         """Read one checkpoint.
 
-        Raise `CheckpointError` if it is incomplete or damaged, or if its step differs from the one in its name.
+        Raises `CheckpointError` if it is incomplete or damaged, or if its step differs from the one in its name.
         """
         try:
             snapshot = file_format.read(path)
@@ -265,7 +265,7 @@ def has_checkpoint(path: Path) -> bool:
 def load(path: Path, *, allow_fresh: bool = False) -> StoredCheckpoint:
     """Read the checkpoint at a path: a checkpoint, a directory of checkpoints, a run directory, or a pointer file.
 
-    Raise `CheckpointError` if there is no complete one.
+    Raises `CheckpointError` if there is no complete one.
     """
     path = _resolve_latest(path)
     if _NAME.fullmatch(path.name) or (path / file_format.MANIFEST).exists():

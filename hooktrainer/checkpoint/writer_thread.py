@@ -37,7 +37,7 @@ class Writer:
         """Whether `close` stopped waiting; nothing is published after that."""
 
     def submit(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
-        """Queue a snapshot; block while another one is queued. Raise the error of an earlier write."""
+        """Queue a snapshot; block while another one is queued. Raises the error of an earlier write."""
         self.raise_error()
         if self._thread is None:
             self._closing = False
@@ -69,9 +69,9 @@ class Writer:
                 self._changed.notify_all()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is written, and end the thread. Raise the error of a failed write.
+        """Wait until everything is written, and end the thread. Raises the error of a failed write.
 
-        Raise `CheckpointError` after `timeout_s`; the writer is abandoned then.
+        Raises `CheckpointError` after `timeout_s`; the writer is abandoned then.
         """
         with self._changed:
             self._closing = True

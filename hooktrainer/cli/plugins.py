@@ -50,7 +50,7 @@ def _all_places() -> list[tuple[str, str]]:
 
 
 def _places_of(requested: str) -> list[tuple[str, str]]:
-    """Return the groups that have a name. Raise `ConfigError` if none has it, or its class cannot be used."""
+    """Return the groups that have a name. Raises `ConfigError` if none has it, or its class cannot be used."""
     places = _all_places()
     chosen = [(group, name) for group, name in places if name == requested]
     if ":" in requested or requested.endswith(".py"):

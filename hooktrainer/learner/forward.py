@@ -33,7 +33,7 @@ def response_logprobs(module: nn.Module, batch: PaddedBatch, temperature: float)
 
 
 def as_trunk(module: nn.Module) -> Trunk:
-    """Return the module as a `Trunk`. Raise `ConfigError` if it does not return hidden states."""
+    """Return the module as a `Trunk`. Raises `ConfigError` if it does not return hidden states."""
     if isinstance(module, Trunk):
         return module
     raise ConfigError(

@@ -31,7 +31,7 @@ class Functions:
     def of(cls, algorithm: AlgorithmOptions, *, has_critic: bool, max_response_length: int | None) -> Functions:
         """Bind the functions of a configuration; the result of each call is checked.
 
-        Raise `ConfigError` with the addresses of all faults: a missing input or option, an option that no function
+        Raises `ConfigError` with the addresses of all faults: a missing input or option, an option that no function
         takes, and bounds that a registered function refuses.
         """
         answers = {"rewards", "groups", "lengths", "mask", "token_rewards", "reduce"}

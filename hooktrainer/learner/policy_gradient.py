@@ -43,7 +43,7 @@ class PolicyGradientLearner:
     """Trains a policy on groups of scored answers and, if configured, a critic.
 
     `iterations_per_step` is P. `max_response_length` is the limit of the sampler, which the overlong penalty and the
-    aggregation by a constant length need. Raise `ConfigError` if an algorithm needs an input that is not available.
+    aggregation by a constant length need. Raises `ConfigError` if an algorithm needs an input that is not available.
     """
 
     skips_nonfinite: bool = False
@@ -106,7 +106,7 @@ class PolicyGradientLearner:
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Make `ppo_epochs` optimizer updates of one mini-batch and return its metrics.
 
-        Raise `NonFiniteError` if a score, a loss or a gradient is NaN or infinite; neither this update nor later ones
+        Raises `NonFiniteError` if a score, a loss or a gradient is NaN or infinite; neither this update nor later ones
         are made. With `skips_nonfinite` the update is counted in `actor/skipped_updates` instead. A mini-batch without
         a token to train on gives no update and is counted in `actor/updates_without_tokens`.
         """
@@ -138,7 +138,7 @@ class PolicyGradientLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state_dict()`.
 
-        Raise `CheckpointError`, and change nothing, if it belongs to another model. A coefficient of the divergence
+        Raises `CheckpointError`, and change nothing, if it belongs to another model. A coefficient of the divergence
         that is configured differently now is not restored.
         """
         updates, step, kl_coeff = int(state["updates"]), int(state["step"]), float(state["kl_coeff"])

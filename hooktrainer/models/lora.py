@@ -43,7 +43,7 @@ def add_lora(policy: nn.Module, *, targets: Sequence[str], rank: int, alpha: flo
     """Freeze a policy, and add an adapter, initially zero, to every linear layer that a target names.
 
     A target is the last part of a layer's name (`qkv`) or the whole name (`layers.0.qkv`). Call this once, in a model's
-    `build`. Raise `ValueError` if a target matches no layer, or if the weights of a layer are tied to others.
+    `build`. Raises `ValueError` if a target matches no layer, or if the weights of a layer are tied to others.
     """
     if any(isinstance(module, LoraLinear) for module in policy.modules()):
         raise ValueError("this policy has adapters already; a second `add_lora` would apply two")

@@ -55,7 +55,7 @@ class CheckpointStore(Protocol):
     def load(self, source: Literal["auto"] | Path, *, allow_fresh: bool = False) -> StoredCheckpoint | None:
         """Read the newest complete checkpoint of this run (`auto`), or the one at a path.
 
-        Return None if `auto` finds no trace of a checkpoint. Raise `CheckpointError` if only incomplete checkpoints
+        Return None if `auto` finds no trace of a checkpoint. Raises `CheckpointError` if only incomplete checkpoints
         exist, unless `allow_fresh`, and if there is no checkpoint at the path.
         """
         ...
@@ -63,7 +63,7 @@ class CheckpointStore(Protocol):
     def open(self, step: int, retention: Retention) -> None:
         """Prepare for saves after `step`, the step that the run continues from (0 for a new run).
 
-        Checkpoints of later steps are renamed, and the remains of interrupted saves are deleted. Raise
+        Checkpoints of later steps are renamed, and the remains of interrupted saves are deleted. Raises
         `CheckpointError` if the store cannot be written.
         """
         ...
@@ -75,7 +75,7 @@ class CheckpointStore(Protocol):
     def save(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
         """Queue a snapshot for writing; block while another one is queued already.
 
-        `scores` are the values that checkpoints are ranked by. Raise the error of an earlier save, once.
+        `scores` are the values that checkpoints are ranked by. Raises the error of an earlier save, once.
         """
         ...
 
@@ -88,8 +88,8 @@ class CheckpointStore(Protocol):
         ...
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until every queued snapshot is written, and end the thread. Raise the error of a failed save.
+        """Wait until every queued snapshot is written, and end the thread. Raises the error of a failed save.
 
-        Raise `CheckpointError` after `timeout_s`; nothing is published after that, and later calls do nothing.
+        Raises `CheckpointError` after `timeout_s`; nothing is published after that, and later calls do nothing.
         """
         ...

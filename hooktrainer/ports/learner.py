@@ -48,7 +48,7 @@ class Learner(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state_dict()`.
 
-        Raise `CheckpointError`, and change nothing, if the state belongs to another model.
+        Raises `CheckpointError`, and change nothing, if the state belongs to another model.
         """
         ...
 

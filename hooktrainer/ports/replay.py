@@ -107,7 +107,7 @@ class ReplayBuffer(GroupSource, Protocol):
         ...
 
     def advance(self, version: int) -> None:
-        """Set the published version. Raise `ValueError` if it goes backwards."""
+        """Set the published version. Raises `ValueError` if it goes backwards."""
         ...
 
     def may_dispatch(self, requested: int, groups_per_step: int, *, makes_room: bool) -> int:

@@ -67,7 +67,7 @@ class Sink(Protocol):
     """
 
     def open(self) -> None:
-        """Prepare for writing. Raise an error if rows could not be written later."""
+        """Prepare for writing. Raises an error if rows could not be written later."""
         ...
 
     def write(self, step: int, row: Row) -> None:
@@ -137,7 +137,7 @@ class RunState(Protocol):
     def capture(self, step: int) -> Snapshot:
         """Return a copy of the whole state at the end of `step`; on the loop's thread, between updates.
 
-        Raise `CheckpointError` with the name of a state that cannot be saved.
+        Raises `CheckpointError` with the name of a state that cannot be saved.
         """
         ...
 
@@ -145,14 +145,14 @@ class RunState(Protocol):
         """Restore the whole state before the first step.
 
         Finished groups are dispatched again unless `keep_finished`. States of plugins that are not configured are
-        ignored unless `strict`. Raise `CheckpointError` if the snapshot does not fit this run.
+        ignored unless `strict`. Raises `CheckpointError` if the snapshot does not fit this run.
         """
         ...
 
     def capture_learner(self, step: int) -> Snapshot:
         """Return a copy of the learner's current state, between updates; it does not become `latest`.
 
-        `step` is the last complete step. Raise `CheckpointError` with the name of a state that cannot be saved.
+        `step` is the last complete step. Raises `CheckpointError` with the name of a state that cannot be saved.
         """
         ...
 

@@ -62,5 +62,5 @@ class PromptSource(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the position. Raise `CheckpointError` if the prompts at this position differ."""
+        """Restore the position. Raises `CheckpointError` if the prompts at this position differ."""
         ...

@@ -59,7 +59,7 @@ class GroupBuffer(BaseGroupSource):
     def advance(self, version: int) -> None:
         """Set the published version.
 
-        Raise `ValueError` if it goes backwards. A strict buffer raises `LedgerError` if the ledger is not balanced.
+        Raises `ValueError` if it goes backwards. A strict buffer raises `LedgerError` if the ledger is not balanced.
         """
         with self._lock:
             if version < self._version:
@@ -99,7 +99,7 @@ class GroupBuffer(BaseGroupSource):
     def dispatch(self, prompts: Sequence[Prompt], groups_per_step: int | None = None) -> int:
         """Stamp prompts and make them pending; return how many finished groups were evicted to make room.
 
-        `groups_per_step` is the size of a step from this dispatch on, unchanged if left out. Raise `ValueError` if the
+        `groups_per_step` is the size of a step from this dispatch on, unchanged if left out. Raises `ValueError` if the
         groups exceed the capacity.
         """
         with self._lock:
@@ -122,7 +122,7 @@ class GroupBuffer(BaseGroupSource):
 
         Stale groups are evicted first. `refill` is called without the lock, to dispatch replacements and to let an
         engine without threads work. Block until enough groups are finished. Return fewer once nothing is pending or
-        running and `refill` adds nothing. Raise `RolloutError` for a failed group beyond the limit, the error of a
+        running and `refill` adds nothing. Raises `RolloutError` for a failed group beyond the limit, the error of a
         replay filter, and `StarvedError` after `sample_timeout_s`.
         """
         evicted, replacements = list[int](), list[Replacement]()
@@ -181,7 +181,7 @@ class GroupBuffer(BaseGroupSource):
     def load_state_dict(self, state: Mapping[str, Any], *, keep_finished: bool = True) -> Sequence[Replacement]:
         """Restore the state returned by `state_dict()`; return the groups to be dispatched again.
 
-        Those are the groups that were running and, without `keep_finished`, the finished ones. Raise `ValueError` if
+        Those are the groups that were running and, without `keep_finished`, the finished ones. Raises `ValueError` if
         a group was dispatched before.
         """
         with self._lock:

@@ -49,7 +49,7 @@ class JsonlSink:
     def open(self) -> None:
         """Create the directory and the file. Existing rows are kept; new rows must have later steps.
 
-        Raise `RecordError` if rows cannot be written.
+        Raises `RecordError` if rows cannot be written.
         """
         self._existed = self.path.exists()
         try:
@@ -62,7 +62,7 @@ class JsonlSink:
         self._open, self._last_attempt = True, None
 
     def write(self, step: int, row: Row) -> None:
-        """Append a row and sync it to disk. Raise `RecordError` unless steps ascend.
+        """Append a row and sync it to disk. Raises `RecordError` unless steps ascend.
 
         A repeated call with the same step, as after an interrupt, writes the row once.
         """
@@ -101,7 +101,7 @@ class JsonlSink:
     def rewind(self, step: int) -> Sequence[int]:
         """Delete all rows after `step`, return their steps, and log which rows up to `step` are missing.
 
-        Raise `RecordError` with the line number if a row up to `step` cannot be read. Unreadable rows after it are
+        Raises `RecordError` with the line number if a row up to `step` cannot be read. Unreadable rows after it are
         deleted.
         """
         kept, deleted, unreadable, size = list[int](), list[int](), list[int](), 0
@@ -194,7 +194,7 @@ def _short(value: float) -> str:
 
 
 def _step_of(line: bytes) -> int:
-    """Return the step of a row. Raise `ValueError` if the line is not a row."""
+    """Return the step of a row. Raises `ValueError` if the line is not a row."""
     try:
         step = json.loads(line)["step"]
     except (LookupError, TypeError, RecursionError) as error:

@@ -42,7 +42,7 @@ class GeneratedTask:
                 yield prompts[place]
 
     def heldout(self, size: int) -> Sequence[tuple[str, str]]:
-        """Return the first `size` held-out prompts, all different. Raise `ConfigError` if the task has fewer."""
+        """Return the first `size` held-out prompts, all different. Raises `ConfigError` if the task has fewer."""
         found: dict[str, str] = {}
         repeated = 0
         for text, truth in self._split(np.random.default_rng(0), heldout=True):

@@ -54,7 +54,7 @@ class TaskPrompts:
         return {"epoch": self._epoch, "given": self._given, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the position. Raise `CheckpointError` if the data has another prompt there."""
+        """Restore the position. Raises `CheckpointError` if the data has another prompt there."""
         epoch, given, last = state["epoch"], state["given"], state["last"]
         if given:
             self._seek(epoch, given - 1)

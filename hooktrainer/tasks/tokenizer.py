@@ -32,7 +32,7 @@ class CharTokenizer:
         return len(self._chars)
 
     def encode(self, text: str) -> Tokens:
-        """Return the tokens of a text, without an end token. Raise `ConfigError` for an unknown character."""
+        """Return the tokens of a text, without an end token. Raises `ConfigError` for an unknown character."""
         try:
             return np.array([self._ids[char] for char in text], dtype=np.int64)
         except KeyError as error:

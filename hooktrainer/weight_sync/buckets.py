@@ -119,7 +119,7 @@ class BucketedWeights:
     def buckets(self) -> Iterator[list[Bucket]]:
         """Yield a list of buckets, one for each engine, possibly empty; the next list is made afterwards.
 
-        A tensor above the limit is packed alone. Raise `SyncError` if an engine ties tensors that differ.
+        A tensor above the limit is packed alone. Raises `SyncError` if an engine ties tensors that differ.
         """
         groups: list[list[str]] = []
         size = 0

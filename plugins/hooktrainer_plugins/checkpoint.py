@@ -82,7 +82,7 @@ class Checkpoint(Plugin):
 
     @on(FitStart, priority=Priority.PREPARE, makes=["run.restored"])
     def restore(self, _event: FitStart) -> None:
-        """Resume from a checkpoint, or start at step 0. Raise `CheckpointError` if no checkpoint can be used."""
+        """Resume from a checkpoint, or start at step 0. Raises `CheckpointError` if no checkpoint can be used."""
         resume = self.run.resume
         found = None if resume == "off" else self.store.load(resume, allow_fresh=self.allow_fresh)
         if found is not None:
@@ -121,7 +121,7 @@ class Checkpoint(Plugin):
 
     @on(FitEnd, priority=Priority.SAVE, needs=["metrics.row?"])
     def finish(self, event: FitEnd) -> None:
-        """Write everything up to the last complete step. Raise the error of a save that failed."""
+        """Write everything up to the last complete step. Raises the error of a save that failed."""
         deadline = None
         if event.status == "interrupted":
             deadline = monotonic() + self.patience_s

@@ -59,7 +59,7 @@ class KLGuard(Plugin):
             event.control.stop(found)
 
     def _miss(self, event: StepEnd, row: Row) -> None:
-        """Accept a row that may lack the metric. Raise `MissingMetricError` for any other."""
+        """Accept a row that may lack the metric. Raises `MissingMetricError` for any other."""
         if self._known:
             return  # for example a step whose updates were all skipped
         if could_have(row, self.metric):

@@ -41,7 +41,7 @@ class NonfiniteGuard(Plugin):
 
     @on(FitStart, priority=Priority.CLEANUP)
     def enable_skipping(self, _event: FitStart) -> None:
-        """Make the learner skip updates that are not finite. Raise `ConfigError` if it cannot."""
+        """Make the learner skip updates that are not finite. Raises `ConfigError` if it cannot."""
         if not hasattr(self.learner, "skips_nonfinite"):
             raise ConfigError(
                 f"{type(self.learner).__name__} has no attribute skips_nonfinite, which nonfinite_guard sets. Add "
@@ -53,7 +53,7 @@ class NonfiniteGuard(Plugin):
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def count(self, event: IterationEnd) -> None:
-        """Count skipped updates and take the action. Raise `NonFiniteError` after more than `limit` in a row."""
+        """Count skipped updates and take the action. Raises `NonFiniteError` after more than `limit` in a row."""
         if not plain(event.metrics.get(SKIPPED)):
             self._in_a_row = 0
             return

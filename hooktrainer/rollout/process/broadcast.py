@@ -37,7 +37,7 @@ class Broadcast:
     ) -> Sequence[WorkerHandle]:
         """Send `message_of(ticket)` to every worker that is ready; return these once each has replied or is dead.
 
-        `task` names the request in messages. Raise `SyncError` naming late workers if a sync is being undone.
+        `task` names the request in messages. Raises `SyncError` naming late workers if a sync is being undone.
         """
         with self._changed:
             self._tickets += 1
