@@ -2,8 +2,8 @@
 
     python tests/helpers/kills.py --modes inline wait requeue --runs 200
 
-Each attempt is a new process, forked from one that has imported all modules and started no thread. Half of the kills are
-at a random time, half at a random file operation of the thread that saves. Prints one line of JSON per mode.
+Each attempt is a new process, forked from one that has imported all modules and started no thread. Half of the kills
+are at a random time, half at a random file operation of the thread that saves. Prints one line of JSON per mode.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class TestValueLoss:
             mask,
             cliprange=0.5,
         )
-        # Within the range: unclipped. Beyond it and nearer to the return: clipped to the range. Further away: unclipped.
+        # Within the range: unclipped. Beyond it, nearer to the return: clipped to the range. Further away: unclipped.
         assert found.loss.tolist()[0] == pytest.approx([0.7**2 / 2, 0.3**2 / 2, 1.3**2 / 2, 3.0**2 / 2, 0.0])
         assert found.stats["vf_clipfrac"].tolist() == [[0, 1, 1, 0, 0]]
 
