@@ -163,11 +163,16 @@ class WeightTransport(Protocol):
         canary: Canary | None = None,
         trained: Weights | None = None,
         bucket_bytes: int = ...,
+        first: bool = False,
     ) -> Mapping[str, object]:
         """Stage on every engine, compare checksums, pause, flip, score the canary, resume; return metrics.
 
         Each tensor of `weights` is read once; see `WeightSource`. On a failure, restore all engines and raise
         `SyncError`. `trained` are the tensors that the optimizer changes: if they changed, unchanged weights are
         refused. `bucket_bytes` bounds the memory beyond the two sets of an engine; a larger tensor is sent alone.
+
+        Versions only rise: raise `SyncError` if an engine holds this version or a newer one. Only the `first` publish
+        of a run may replace them, such as after a resume from an older checkpoint. One sync runs at a time on an
+        engine: a call from another thread waits, and a call inside `publish` raises `SyncError`.
         """
         ...

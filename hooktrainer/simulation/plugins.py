@@ -22,7 +22,7 @@ class SimulatedSync(Plugin):
     @on(FitStart, priority=Priority.SYNC, makes=["weights.published"])
     def publish_first(self, _event: FitStart) -> None:
         """Publish version 0."""
-        self.transport.publish(self.learner.weights(), 0, (self.engine,))
+        self.transport.publish(self.learner.weights(), 0, (self.engine,), first=True)
 
     @on(StepEnd, priority=Priority.SYNC, makes=["weights.published"], emits=[WeightsSynced])
     def sync(self, event: StepEnd) -> None:

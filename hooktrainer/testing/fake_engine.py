@@ -151,9 +151,10 @@ class FakeTransport(VerifiedTransport):
         self._before_publish(version)
         if self._errors and (error := self._errors.pop(0)):
             raise error
-        metrics = super().publish(weights, version, engines, **options)
+        return super().publish(weights, version, engines, **options)
+
+    def _published(self, version: int) -> None:
         self.published.append(version)
-        return metrics
 
     def _stage(self, attempt: SyncAttempt, weights: Any, *_: object) -> Mapping[str, object]:
         for place, engine in enumerate(attempt.engines):

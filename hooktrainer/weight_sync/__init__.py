@@ -8,6 +8,7 @@ __all__ = [
     "compatibility",
     "copying",
     "double_buffer",
+    "exclusive",
     "protocol",
     "same_host",
     "torn_reads",

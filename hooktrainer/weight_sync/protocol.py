@@ -4,12 +4,14 @@
 
 No weights in use are changed before the flip. No request starts between pause and resume, so no answer starts on
 weights that are not confirmed. On a failure at any point, every engine is restored to the version before and resumed,
-and the error is raised. A transport implements `_stage`, which moves the bytes.
+and the error is raised. From the first check to the last resume, no other sync uses the transport or the engines.
+A transport implements `_stage`, which moves the bytes.
 """
 
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from hooktrainer.errors import SyncError, add_error_note
 from hooktrainer.metrics import Max
 from hooktrainer.ports import WeightHolder
+from hooktrainer.weight_sync.exclusive import exclusive_sync
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Canary, Weights
@@ -36,8 +39,8 @@ class SyncAttempt:
         self._paused: list[int] = []
         self._before: Mapping[int, int] = {}
 
-    def check_engines(self, canary: Canary | None) -> None:
-        """Raise `SyncError` if there is no engine, or if one lacks a method of the protocol."""
+    def check_engines(self, canary: Canary | None, *, first: bool) -> None:
+        """Raise `SyncError` if there is no engine, or if one lacks a method or holds a version that is not older."""
         if not self.engines:
             raise SyncError("there is no engine to publish it on")
         required = ("spec", "stage", "pause", "flip", "unflip", "resume", *(() if canary is None else ("logprobs",)))
@@ -47,7 +50,16 @@ class SyncAttempt:
                     f"{engine_name(place, engine)} has no {', '.join(missing)}; "
                     "an engine implements `hooktrainer.ports.WeightHolder`"
                 )
+        for (place, engine), (another, other) in itertools.combinations(enumerate(self.engines), 2):
+            if engine is other:
+                raise SyncError(f"engine {place} and engine {another} are the same object")
         self._before = {place: engine.version for place, engine in enumerate(self.engines)}
+        for place, held in self._before.items():
+            if not first and held >= self.version:
+                raise SyncError(
+                    f"{engine_name(place, self.engines[place])} already holds version {held}, and versions only rise. "
+                    "Only the first publish of a run may replace a newer version: publish(..., first=True)"
+                )
 
     def switch(self, canary: Canary | None) -> float:
         """Flip all engines, score the canary on each and resume; return the largest difference of the canary."""
@@ -121,14 +133,16 @@ class VerifiedTransport(abc.ABC):
         canary: Canary | None = None,
         trained: Weights | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        first: bool = False,
     ) -> Mapping[str, object]:
         """Publish weights on every engine; see `hooktrainer.ports.WeightTransport`."""
         attempt = SyncAttempt(version, engines)
-        with _all_or_nothing(attempt):
-            attempt.check_engines(canary)
-            staged = self._stage(attempt, weights, trained, bucket_bytes)
-            worst = attempt.switch(canary)
-        self._published()
+        with exclusive_sync(version, (self, *engines)):
+            with _all_or_nothing(attempt):
+                attempt.check_engines(canary, first=first)
+                staged = self._stage(attempt, weights, trained, bucket_bytes)
+                worst = attempt.switch(canary)
+            self._published(version)
         return {**staged, **({} if canary is None else {"weight_sync/canary_error": Max(worst)})}
 
     @abc.abstractmethod
@@ -137,7 +151,7 @@ class VerifiedTransport(abc.ABC):
     ) -> Mapping[str, object]:
         """Stage on every engine, append each to `attempt.staged`, verify the checksums, and return metrics."""
 
-    def _published(self) -> None:  # noqa: B027 - optional
+    def _published(self, version: int) -> None:  # noqa: B027 - optional
         """Update the transport's own state after all engines have confirmed the version."""
 
 

@@ -46,7 +46,7 @@ class SameHostTransport(VerifiedTransport):
             self._check_no_change(attempt.version, cast=any(receiver.num_cast for receiver in bucketed.receivers))
         return self._report(bucketed.receivers)
 
-    def _published(self) -> None:
+    def _published(self, _version: int) -> None:
         self._sent, self._trained = self._next
 
     def _check_no_change(self, version: int, *, cast: bool) -> None:

@@ -54,7 +54,7 @@ class WeightSync(Plugin):
     @on(FitStart, priority=Priority.SYNC, makes=["weights.published"])
     def publish_first(self, _event: FitStart) -> None:
         """Publish the initial or restored weights, without emitting `WeightsSynced`."""
-        self._publish(self.buffer.version)
+        self._publish(self.buffer.version, first=True)
 
     @on(
         StepEnd,
@@ -71,7 +71,7 @@ class WeightSync(Plugin):
         event.record.add({**metrics, "timing_s/weight_sync": Sum(self.clock.now() - started)})
         event.control.emit(WeightsSynced(step=event.step, version=event.step, last=event.last))
 
-    def _publish(self, version: int) -> Mapping[str, object]:
+    def _publish(self, version: int, *, first: bool = False) -> Mapping[str, object]:
         return self.transport.publish(
             self.learner.weights(),
             version,
@@ -79,6 +79,7 @@ class WeightSync(Plugin):
             canary=self._make_canary() if self.canary else None,
             trained=self.learner.trainable() if isinstance(self.learner, SupportsTrainable) else None,
             bucket_bytes=max(1, int(self.bucket_mb * 2**20)),
+            first=first,
         )
 
     def _make_canary(self) -> Canary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
@@ -17,6 +18,7 @@ from torch import Tensor
 from hooktrainer import ports
 from hooktrainer.errors import SyncError
 from hooktrainer.ports import Canary
+from hooktrainer.weight_sync import exclusive
 from hooktrainer.weight_sync.checksums import checksum
 from hooktrainer.weight_sync.same_host import SameHostTransport
 
@@ -266,6 +268,196 @@ class TestFailures:
             published(SameHostTransport(), 1, [Engine(), Half()])
 
 
+class TestConcurrentSyncs:
+    """One sync at a time on an engine, from the first check to the confirmation, and versions only rise."""
+
+    @attrs.define(eq=False)
+    class Acting(Engine):
+        """Runs `action` once, inside the call `at`."""
+
+        at: str = "stage"
+        action: Callable[[], object] | None = None
+
+        def _do(self, what: str, action: Callable[[], object]) -> object:
+            if what == self.at and self.action is not None:
+                inside, self.action = self.action, None
+                inside()
+            return super()._do(what, action)
+
+    @pytest.mark.parametrize("same_transport", [True, False], ids=["one transport", "two transports"])
+    def test_a_second_publish_waits_until_the_first_one_has_ended(self, same_transport: bool) -> None:
+        first = SameHostTransport()
+        second = first if same_transport else SameHostTransport()
+        engine = self.Acting(held=[(5, weights_of(5))])
+        later = threading.Thread(target=published, args=(second, 7, [engine]))
+
+        def slow() -> None:
+            later.start()
+            later.join(0.4)
+
+        engine.action = slow
+        published(first, 6, [engine])
+        later.join()
+        parts = ["spec", "stage", "pause", "flip", "logprobs", "resume"]
+        assert engine.events == [f"a {step}" for step in parts * 2]
+        assert state(engine) == (7, [7.0] * 3, False, None)
+
+    def test_the_later_one_of_two_publishes_is_refused_if_it_is_the_older_version(self) -> None:
+        engine, errors = self.Acting(held=[(5, weights_of(5))]), []
+
+        def publish_six() -> None:
+            try:
+                published(SameHostTransport(), 6, [engine])
+            except SyncError as error:
+                errors.append(str(error))
+
+        older = threading.Thread(target=publish_six)
+        engine.action = older.start
+        published(SameHostTransport(), 7, [engine])
+        older.join()
+        assert state(engine) == (7, [7.0] * 3, False, None)
+        assert ["engine 0 (Acting) already holds version 7" in text for text in errors] == [True]
+
+    def test_syncs_of_other_engines_do_not_wait(self) -> None:
+        one, other = self.Acting("a"), Engine("b")
+        thread = threading.Thread(target=published, args=(SameHostTransport(), 7, [other]))
+
+        def publish_elsewhere() -> None:
+            thread.start()
+            thread.join()
+
+        one.action = publish_elsewhere
+        published(SameHostTransport(), 6, [one])
+        assert (one.version, other.version) == (6, 7)
+
+    @pytest.mark.parametrize("version", [8, 7, 0])
+    @pytest.mark.parametrize("same_transport", [True, False], ids=["one transport", "two transports"])
+    def test_a_version_that_is_not_newer_is_refused(self, version: int, same_transport: bool) -> None:
+        engine, transport = Engine(), SameHostTransport()
+        published(transport, 8, [engine])
+        events = list(engine.events)
+        with pytest.raises(
+            SyncError, match=rf"version {version} was not published: engine 0 \(Engine\) already holds "
+        ):
+            published(transport if same_transport else SameHostTransport(), version, [engine])
+        assert (engine.events, state(engine)) == (events, (8, [8.0] * 3, False, None))
+        published(transport, 9, [engine])
+        assert engine.version == 9
+
+    def test_one_engine_with_a_newer_version_refuses_the_sync_of_all(self) -> None:
+        engines = [Engine("a"), Engine("b", held=[(9, weights_of(9))])]
+        with pytest.raises(SyncError, match=r"engine 1 \(Engine\) already holds version 9"):
+            published(SameHostTransport(), 4, engines)
+        assert [engine.version for engine in engines] == [0, 9]
+        assert [engine.events for engine in engines] == [[], []]
+
+    def test_the_first_publish_of_a_run_may_replace_a_newer_version(self) -> None:
+        engine = Engine(held=[(9, weights_of(9))])
+        published(SameHostTransport(), 4, [engine], first=True)
+        assert state(engine) == NEW
+
+    def test_a_failed_first_publish_restores_the_newer_version(self) -> None:
+        engine = Engine(held=[(9, weights_of(9))], fails_on="logprobs")
+        with pytest.raises(SyncError):
+            published(SameHostTransport(), 4, [engine], first=True)
+        assert state(engine) == (9, [9.0] * 3, False, None)
+
+    def test_a_failed_version_can_be_published_again_or_skipped(self) -> None:
+        for retried in (6, 5, 7):
+            engine, transport = Engine(fails_on="flip"), SameHostTransport()
+            with pytest.raises(SyncError):
+                published(transport, 6, [engine])
+            published(transport, retried, [engine])
+            assert engine.version == retried
+
+    @pytest.mark.parametrize("same_transport", [True, False], ids=["one transport", "two transports"])
+    @pytest.mark.parametrize("at", ["spec", "stage", "pause", "flip", "logprobs", "resume"])
+    @pytest.mark.parametrize("caught", [True, False])
+    def test_a_publish_inside_another_one_is_refused(self, at: str, caught: bool, same_transport: bool) -> None:
+        engine, transport = self.Acting(held=[(5, weights_of(5))]), SameHostTransport()
+        inner, errors = transport if same_transport else SameHostTransport(), []
+
+        def publish() -> None:
+            try:
+                published(inner, 7, [engine])
+            except SyncError as error:
+                errors.append(str(error))
+                if not caught:
+                    raise
+
+        engine.at, engine.action = at, publish
+        if caught:
+            published(transport, 6, [engine])
+        else:
+            with pytest.raises(SyncError, match="version 6 was not published: version 7 was not published"):
+                published(transport, 6, [engine])
+        assert "version 7 was not published: this thread is publishing version 6" in errors[0]
+        assert len(errors) == 1
+        assert (engine.version, engine.paused) == (6 if caught else 5, False)
+        published(inner, 8, [engine])
+        assert state(engine) == (8, [8.0] * 3, False, None)
+
+    def test_a_publish_while_the_weights_are_read_is_refused(self) -> None:
+        engine, transport = Engine(), SameHostTransport()
+
+        class Reading(dict[str, Tensor]):
+            def __getitem__(self, name: str) -> Tensor:
+                published(transport, 7, [Engine("b")])
+                return super().__getitem__(name)
+
+        with pytest.raises(SyncError, match="this thread is publishing version 6"):
+            transport.publish(Reading(weights_of(6)), 6, [engine])
+        assert state(engine)[:3] == OLD[:3]
+
+    def test_an_engine_may_forward_a_sync_to_other_engines_by_another_transport(self) -> None:
+        inner, outer = Engine("inner"), self.Acting("outer")
+        outer.action = lambda: published(SameHostTransport(), 6, [inner])
+        published(SameHostTransport(), 6, [outer])
+        assert [engine.version for engine in (inner, outer)] == [6, 6]
+
+    def test_an_engine_that_is_listed_twice_is_refused(self) -> None:
+        engine = Engine()
+        with pytest.raises(SyncError, match="engine 0 and engine 2 are the same object"):
+            published(SameHostTransport(), 6, [engine, Engine("b"), engine])
+        assert engine.events == []
+
+    def test_many_threads_leave_the_engine_on_the_newest_version(self) -> None:
+        engine, refused = Engine(), []
+
+        def publish(version: int) -> None:
+            try:
+                published(SameHostTransport(), version, [engine])
+            except SyncError as error:
+                refused.append((version, str(error)))
+
+        threads = [threading.Thread(target=publish, args=(version,)) for version in (3, 8, 1, 6, 2, 7, 5, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert state(engine) == (8, [8.0] * 3, False, None)
+        assert all("already holds version" in text for _, text in refused)
+
+    def test_a_sync_that_waits_too_long_names_the_one_that_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(exclusive, "WAIT_S", 0.0)
+        engine, errors = self.Acting(), []
+
+        def publish() -> None:
+            with pytest.raises(SyncError) as raised:
+                published(SameHostTransport(), 7, [engine])
+            errors.append(str(raised.value))
+
+        def wait_for_another_thread() -> None:
+            thread = threading.Thread(target=publish)
+            thread.start()
+            thread.join()
+
+        engine.action = wait_for_another_thread
+        published(SameHostTransport(), 6, [engine])
+        expected = "version 7 was not published: waited 0 s for version 6, which the thread MainThread is publishing"
+        assert (errors, engine.version) == ([expected], 6)
+
+
 class TestChecksums:
     def test_a_flipped_bit_is_detected(self) -> None:
         class Corrupted(Engine):
@@ -396,7 +588,7 @@ class TestUnchangedWeights:
 
     def publish(self, transport: SameHostTransport, version: int, adapter: float | None) -> None:
         trained = None if adapter is None else {"lora_a": torch.full((2,), adapter), "w": self.BASE["w"]}
-        transport.publish(self.BASE, version, [Engine()], trained=trained)
+        transport.publish(self.BASE, version, [Engine()], trained=trained, first=True)
 
     def test_sync_of_unchanged_weights_after_training_is_refused(self) -> None:
         transport = SameHostTransport()
@@ -423,5 +615,6 @@ class TestUnchangedWeights:
         transport = SameHostTransport()
         with caplog.at_level(logging.WARNING):
             for version, value in enumerate([1.0, 1.00001]):
-                transport.publish({"w": torch.full((3,), value)}, version, [Half()], trained={"a": torch.tensor(value)})
+                weights, trained = {"w": torch.full((3,), value)}, {"a": torch.tensor(value)}
+                transport.publish(weights, version, [Half()], trained=trained, first=True)
         assert "the changes are lost in the cast" in caplog.text

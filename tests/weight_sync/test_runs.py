@@ -143,11 +143,11 @@ class TestCanary:
         engine = attrs.evolve(ENGINES["inline"], temperature=0.5).build(
             policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0
         )
-        sync_to = partial(SameHostTransport().publish, full_state(learner), 0, [engine])
+        publish = partial(SameHostTransport().publish, full_state(learner), engines=[engine])
         scores = token_logprobs(learner, TOKENS, 0.5)
-        sync_to(canary=Canary(tokens=TOKENS, logprobs=scores, atol=1e-4))
-        with pytest.raises(SyncError):
-            sync_to(canary=canary_of(learner))
+        publish(version=0, canary=Canary(tokens=TOKENS, logprobs=scores, atol=1e-4))
+        with pytest.raises(SyncError, match="does not use the weights that it confirmed"):
+            publish(version=1, canary=canary_of(learner))
 
 
 class TestWorkers:
