@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from hooktrainer.errors import SyncError
 from hooktrainer.ports import Floats, Group, Prompt, ReplayBuffer, Tokens, Trajectory, WeightHolder
 from hooktrainer.weight_sync.checksums import checksum
-from hooktrainer.weight_sync.protocol import SyncAttempt, VerifiedTransport
+from hooktrainer.weight_sync.protocol import SyncAttempt, VerifiedTransport, engine_name
 
 
 def scores_of(weights: Mapping[str, Any], tokens: Tokens) -> Floats:
@@ -20,11 +21,13 @@ def scores_of(weights: Mapping[str, Any], tokens: Tokens) -> Floats:
 
 
 class FakeHolder:
-    """Holds the current and the previous weights, which may be any object that can be copied."""
+    """Holds the current and the staged weights, which may be any values that can be copied."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[int, Any]] = [(-1, None)]
+        self._in_use: tuple[int, Any] = (-1, {})
         self._staged: tuple[int, Any] | None = None
+        self._before: tuple[int, Any] | None = None
+        """What was in use before the last flip, while the flip can be undone."""
         self.calls: list[str] = []
         """Names of the methods that were called: stage, pause, flip, unflip, resume, logprobs, start, answer, close."""
         self.paused = False
@@ -33,12 +36,12 @@ class FakeHolder:
     @property
     def version(self) -> int:
         """Return the version of the current weights."""
-        return self._held[-1][0]
+        return self._in_use[0]
 
     @property
     def held(self) -> Any:
         """Return the current weights."""
-        return self._held[-1][1]
+        return self._in_use[1]
 
     def spec(self) -> None:
         """Accept any weights."""
@@ -47,8 +50,9 @@ class FakeHolder:
         """Copy weights without using them, in one bucket or in several; return their checksums."""
         self.calls.append("stage")
         copied = copy.deepcopy(dict(weights))
-        before = self._staged[1] if self._staged and self._staged[0] == version else {}
-        self._staged = (version, {**before, **copied})
+        if self._staged is None or self._staged[0] != version:
+            self._staged, self._before = (version, {}), None
+        self._staged[1].update(copied)
         return {name: checksum(value) for name, value in copied.items()}
 
     def pause(self) -> None:
@@ -60,16 +64,13 @@ class FakeHolder:
         """Use the staged weights."""
         self.calls.append("flip")
         if self._staged is None:
-            raise ValueError("nothing is staged")
-        self._held = [self._held[-1], self._staged]
-        self._staged = None
+            raise SyncError("flip without staged weights")
+        self._in_use, self._before, self._staged = self._staged, self._in_use, None
 
     def unflip(self) -> None:
-        """Return to the previous weights."""
+        """Undo the flip since the last `stage`, if there was one, and discard staged weights."""
         self.calls.append("unflip")
-        self._staged = None
-        if len(self._held) > 1:
-            self._held.pop()
+        self._in_use, self._before, self._staged = self._before or self._in_use, None, None
 
     def resume(self) -> None:
         """Start requests again."""
@@ -100,8 +101,8 @@ class FakeEngine(FakeHolder):
         self._buffer = buffer
 
     def pump(self) -> None:
-        """Finish all pending groups."""
-        while self._buffer is not None and (groups := self._buffer.claim(64, block=False)):
+        """Finish all pending groups, unless the engine is paused."""
+        while self._buffer is not None and not self.paused and (groups := self._buffer.claim(64, block=False)):
             for group in groups:
                 if error := self._fails(group):
                     self._buffer.fail(group, error)
@@ -118,8 +119,9 @@ class FakeEngine(FakeHolder):
         return {}
 
     def close(self) -> None:
-        """Record the call."""
+        """Serve the buffer no longer."""
         self.calls.append("close")
+        self._buffer = None
 
     def _trajectory(self) -> Trajectory:
         return Trajectory(
@@ -157,7 +159,10 @@ class FakeTransport(VerifiedTransport):
         self.published.append(version)
 
     def _stage(self, attempt: SyncAttempt, weights: Any, *_: object) -> Mapping[str, object]:
+        sent = {name: checksum(value) for name, value in weights.items()}
         for place, engine in enumerate(attempt.engines):
-            engine.stage(weights, attempt.version)
+            held = engine.stage(weights, attempt.version)
             attempt.staged.append(place)
+            if held != sent:
+                raise SyncError(f"{engine_name(place, engine)} does not hold the weights that were sent")
         return {}

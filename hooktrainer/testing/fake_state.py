@@ -90,6 +90,7 @@ class FakeCheckpointStore:
     def open(self, step: int, retention: Retention) -> None:
         """Remember the retention, and drop snapshots of later steps."""
         self.snapshots = {saved: snapshot for saved, snapshot in self.snapshots.items() if saved <= step}
+        self.scores = {saved: scores for saved, scores in self.scores.items() if saved <= step}
         self.saved_step, self.retention = step, retention
 
     def best_score(self, metric: BestMetric) -> float | None:
