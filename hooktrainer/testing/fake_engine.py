@@ -27,7 +27,7 @@ class FakeHolder:
         self._in_use: tuple[int, Any] = (-1, {})
         self._staged: tuple[int, Any] | None = None
         self._before: tuple[int, Any] | None = None
-        """What was in use before the last flip, while the flip can be undone."""
+        """The version and weights before the last flip, while the flip can be undone."""
         self.calls: list[str] = []
         """Names of the methods that were called: stage, pause, flip, unflip, resume, logprobs, start, answer, close."""
         self.paused = False
