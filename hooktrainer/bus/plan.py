@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from hooktrainer.bus.duplicates import without_duplicates
 from hooktrainer.bus.handlers import Handler, PlacedPlugin, handlers_of
 from hooktrainer.errors import Fault, PlanError, did_you_mean
 from hooktrainer.events import (
@@ -93,7 +94,8 @@ class Plan:
         """
         placed = tuple(PlacedPlugin.of(plugin, place) for place, plugin in enumerate(plugins))
         found = [handlers_of(plugin) for plugin in placed]
-        faults = [*_name_faults(placed), *(fault for one in found for fault in one.faults)]
+        faults = [fault for one in found for fault in one.faults]
+        found = without_duplicates(placed, found, faults)
         handlers = [handler for one in found for handler in one.handlers]
         ordered = sorted(handlers, key=lambda handler: handler.number)  # stable: ties keep the order of the list
         emitted = [event for handler in handlers for event in handler.emits]
@@ -266,15 +268,3 @@ def _way_out(reader: Visit, maker: Visit) -> str:
     if reader.via or reader.handler.event is not made.event:
         return f"Read it on {made.event.signal} after {made.band.name} {made.number}."
     return f"Give it a priority above {made.number}."
-
-
-def _name_faults(plugins: tuple[PlacedPlugin, ...]) -> Iterator[Fault]:
-    seen: dict[str, PlacedPlugin] = {}
-    for plugin in plugins:
-        first = seen.setdefault(plugin.name, plugin)
-        if first is not plugin:
-            text = (
-                f"{first.address} is named '{plugin.name}' too; the names of plugins must differ: "
-                f"`name: {plugin.name}_2`"
-            )
-            yield Fault(plugin.address, text)

@@ -44,7 +44,7 @@ class AdaptiveKL(Plugin):
         if not config.algorithm.kl_coeff:
             yield "algorithm.kl_coeff is 0, so there is no reference model and no KL term. Set an initial coefficient."
 
-    @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"])
+    @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], makes=["learner.kl_coeff"])
     def adapt(self, event: IterationEnd) -> None:
         """Adapt the coefficient to the divergence of this update."""
         for key in MEASURED:

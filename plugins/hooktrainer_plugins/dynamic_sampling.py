@@ -58,7 +58,7 @@ class DynamicSampling(Plugin):
                 {key: Counter(dict(value)) if isinstance(value, list) else value for key, value in saved.items()}
             )
 
-    @on(FitStart, priority=Priority.PREPARE)
+    @on(FitStart, priority=Priority.PREPARE, makes=["replay.filter"])
     def set_filter(self, _event: FitStart) -> None:
         """Set the filter of the buffer."""
         self.buffer.set_filter(self.judge)

@@ -39,7 +39,7 @@ class NonfiniteGuard(Plugin):
     _in_a_row: int = state(0)
     _copy: Snapshot | None = attrs.field(default=None, init=False, repr=False)
 
-    @on(FitStart, priority=Priority.CLEANUP)
+    @on(FitStart, priority=Priority.CLEANUP, makes=["learner.skips_nonfinite"])
     def enable_skipping(self, _event: FitStart) -> None:
         """Make the learner skip updates that are not finite. Raises `ConfigError` if it cannot."""
         if not hasattr(self.learner, "skips_nonfinite"):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooktrainer import Plugin, Priority, on
+from hooktrainer.bus import Bus
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.bus.plan_text import describe
@@ -25,11 +26,20 @@ from hooktrainer.events import (
     StepEnd,
     StepStart,
     WeightsSynced,
+    snake_case,
 )
+from hooktrainer.testing import FakeBus
+from hooktrainer_plugins.adaptive_kl import AdaptiveKL
+from hooktrainer_plugins.checkpoint import Checkpoint
+from hooktrainer_plugins.disk_space import DiskSpace
+from hooktrainer_plugins.dynamic_sampling import DynamicSampling
+from hooktrainer_plugins.kl_guard import KLGuard
 from hooktrainer_plugins.log_after_collect import LogAfterCollect
 from hooktrainer_plugins.metric_aggregation import MetricAggregation
+from hooktrainer_plugins.nonfinite_guard import NonfiniteGuard
 from hooktrainer_plugins.staleness import Staleness
 from hooktrainer_plugins.validation import Validation
+from hooktrainer_plugins.watchdog import Watchdog
 from hooktrainer_plugins.weight_sync import WeightSync
 
 QUICKSTART = (MetricAggregation, WeightSync, Staleness, Validation, LogAfterCollect)
@@ -84,6 +94,7 @@ class TestOrder:
 import attrs
 from hooktrainer import Bus, Plugin, on
 from hooktrainer.events import StepEnd
+from hooktrainer.bus import Bus
 from hooktrainer.bus.handlers import PlacedPlugin
 called = []
 @attrs.define
@@ -234,7 +245,12 @@ class TestReadsAndWrites:
         assert "needs 'metrics.row', which no handler makes. Add metric_aggregation to the plugins." in text
 
     def test_two_makers_of_one_key_are_refused(self) -> None:
-        text = faults_of(PlacedPlugin(MetricAggregation(), "one"), PlacedPlugin(MetricAggregation(), "two"))
+        @attrs.define
+        class Another(Plugin):
+            @on(StepEnd, priority=Priority.REDUCE, makes=["metrics.row"])
+            def reduce(self, event: StepEnd) -> None: ...
+
+        text = faults_of(PlacedPlugin(MetricAggregation(), "one"), PlacedPlugin(Another(), "two"))
 
         assert "'metrics.row' is made twice in one step: by one.reduce" in text
         assert "by two.reduce" in text
@@ -350,8 +366,13 @@ class TestSignals:
             @on(IterationEnd, priority=Priority.SYNC, emits=[WeightsSynced])
             def sync(self, event: IterationEnd) -> None: ...
 
+        @attrs.define
+        class Another(Plugin):
+            @on(StepEnd, priority=Priority.SYNC, emits=[WeightsSynced])
+            def sync(self, event: StepEnd) -> None: ...
+
         assert "two.sync (step_end, SYNC 300) syncs the weights, but one.sync" in faults_of(
-            PlacedPlugin(WeightSync(), "one"), PlacedPlugin(WeightSync(), "two")
+            PlacedPlugin(WeightSync(), "one"), PlacedPlugin(Another(), "two")
         )
         for kind in (Sometimes, Elsewhere):
             assert "may do so only on step_end and without `every`" in faults_of(kind())
@@ -398,6 +419,79 @@ class TestSignals:
         text = faults_of(Recorder(), Recorder())
 
         assert "plugins[1]: plugins[0] is named 'recorder' too; the names of plugins must differ" in text
+
+    def test_the_name_that_is_advised_is_free(self) -> None:
+        text = faults_of(Recorder(), PlacedPlugin(Recorder(), "recorder_2"), Recorder(), Recorder())
+
+        assert [line.rpartition(" ")[2] for line in text.splitlines()] == ["recorder_3`", "recorder_4`"]
+
+    @pytest.mark.parametrize("kind", [Checkpoint, WeightSync, MetricAggregation, Staleness, LogAfterCollect])
+    @pytest.mark.parametrize("names", [(None, None), ("a", "b"), (None, "b")], ids=["unnamed", "named", "one named"])
+    def test_a_second_plugin_of_which_a_run_has_only_one_gives_one_message(
+        self, kind: type[Plugin], names: tuple[str | None, str | None]
+    ) -> None:
+        text = faults_of(*self.quickstart_with(kind, names))
+        expected = f"a run has only one {snake_case(kind.__name__)}, and plugins[0] is one:"
+        assert (text.count("\n"), text.startswith(f"plugins[1]: {expected}"), "name:" in text) == (0, True, False), text
+        assert text.endswith("Remove one of them")
+
+    @pytest.mark.parametrize("kind", [DynamicSampling, AdaptiveKL, NonfiniteGuard])
+    def test_plugins_that_would_undo_each_other_are_refused_twice(self, kind: type[Plugin]) -> None:
+        text = faults_of(*self.quickstart_with(kind, ("a", "b")))
+        assert text.startswith(f"plugins[1]: a run has only one {snake_case(kind.__name__)}, and plugins[0] is one:")
+
+    @pytest.mark.parametrize("kind", [Validation, KLGuard, Watchdog, DiskSpace])
+    def test_plugins_that_a_run_can_have_twice_get_a_name_that_works(self, kind: type[Plugin]) -> None:
+        text = faults_of(*self.quickstart_with(kind, (None, None)))
+        name = snake_case(kind.__name__)
+        assert (
+            text == f"plugins[1]: plugins[0] is named '{name}' too; the names of plugins must differ: `name: {name}_2`"
+        )
+        Plan.build(self.quickstart_with(kind, (None, f"{name}_2")))
+
+    def quickstart_with(self, kind: type[Plugin], names: tuple[str | None, str | None]) -> list[PlacedPlugin]:
+        """Return the plugins of the quickstart, with two of a kind at the beginning of the list."""
+        others = [each for each in QUICKSTART if each is not kind]
+        placed = [PlacedPlugin.of(each(), place) for place, each in enumerate([kind, kind, *others])]
+        return [attrs.evolve(one, name=name or one.name) for one, name in itertools.zip_longest(placed, names)]
+
+    def test_a_subclass_counts_as_a_second_one(self) -> None:
+        class Mine(Checkpoint):
+            """A checkpoint plugin with other defaults."""
+
+        text = faults_of(
+            *(PlacedPlugin.of(each(), place) for place, each in enumerate([*QUICKSTART, Checkpoint, Mine]))
+        )
+        assert text.startswith("plugins[6]: a run has only one checkpoint, and plugins[5] is one:")
+
+    def test_three_of_a_kind_are_two_messages(self) -> None:
+        text = faults_of(
+            *(PlacedPlugin.of(each(), place) for place, each in enumerate([*QUICKSTART, *[Checkpoint] * 3]))
+        )
+        assert [line.partition(":")[0] for line in text.splitlines()] == ["plugins[6]", "plugins[7]"]
+
+    @pytest.mark.parametrize("names", [("a", "b"), ("a", "a"), (None, None)])
+    def test_one_object_at_two_places_is_refused(self, names: tuple[str | None, str | None]) -> None:
+        plugin = Recorder()
+        placed = [
+            plugin if name is None else PlacedPlugin(plugin, name, f"plugins[{place}]")
+            for place, name in enumerate(names)
+        ]
+        expected = "plugins[1]: this is the same object as plugins[0], and its handlers would be called twice"
+        for build in (Plan.build, Bus.compose, lambda plugins: FakeBus(*plugins)):
+            with pytest.raises(PlanError) as caught:
+                build(placed)
+            assert str(caught.value).startswith(expected)
+            assert "name:" not in str(caught.value)
+
+    def test_one_entry_at_two_places_is_refused(self) -> None:
+        entry = PlacedPlugin(Recorder(), "a", "plugins[0]")
+        assert faults_of(entry, entry).startswith("plugins[0]: this is the same object as plugins[0]")
+
+    def test_one_object_at_two_places_without_addresses_is_named(self) -> None:
+        plugin = Recorder()
+        with pytest.raises(PlanError, match="'b' is the same object as 'a', and its handlers would be called twice"):
+            FakeBus(PlacedPlugin(plugin, "a"), PlacedPlugin(plugin, "b"))
 
 
 class TestHandlers:

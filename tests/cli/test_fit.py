@@ -110,7 +110,7 @@ BAD = {
     "plugins: [{use: weight_sync, priority: {step_ned: 300}}]": "step_end",
     "plugins: [metric_aggregation]": "exactly one handler that syncs the weights",
     "plugins: []": "exactly one handler that syncs the weights",
-    "plugins: [weight_sync, weight_sync]": "names of plugins must differ",
+    "plugins: [weight_sync, weight_sync]": "a run has only one weight_sync",
     "rollout: {use: thread, n: many}": "rollout.n",
     "task: {use: sort_digits, digts: 3}": "digits",
     "plugins: [weight_sync, {use: staleness, max_off_policy_threshold: 1}]\n"

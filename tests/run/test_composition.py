@@ -37,6 +37,17 @@ def test_duplicate_plugin_name_is_a_fault(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "second", ["checkpoint", "{use: checkpoint, name: checkpoint_2}", "{use: checkpoint, every: 1}"]
+)
+def test_a_second_checkpoint_plugin_is_one_fault(tmp_path: Path, second: str) -> None:
+    (found,) = faults(tmp_path, BASE + f"plugins: [weight_sync, checkpoint, {second}]")
+    assert found == (
+        "plugins[2]: a run has only one checkpoint, and plugins[1] is one: checkpoint.restore makes 'run.restored'. "
+        "Remove one of them"
+    )
+
+
 def test_duplicate_name_of_a_disabled_plugin_is_accepted(tmp_path: Path) -> None:
     config = load(tmp_path, BASE + "plugins: [weight_sync, {use: weight_sync, enabled: false}]")
     assert [entry.address for entry in composition_of(config).plan.plugins] == ["plugins[0]"]
