@@ -93,9 +93,9 @@ class Plan:
         If the list is not `complete`, a missing plugin may make or emit things, and their absence is no fault.
         """
         placed = tuple(PlacedPlugin.of(plugin, place) for place, plugin in enumerate(plugins))
-        found = [handlers_of(plugin) for plugin in placed]
-        faults = [fault for one in found for fault in one.faults]
-        found = without_duplicates(placed, found, faults)
+        read = [handlers_of(plugin) for plugin in placed]
+        faults = [fault for one in read for fault in one.faults]
+        found = without_duplicates(placed, read, faults)
         handlers = [handler for one in found for handler in one.handlers]
         ordered = sorted(handlers, key=lambda handler: handler.number)  # stable: ties keep the order of the list
         emitted = [event for handler in handlers for event in handler.emits]
