@@ -28,7 +28,6 @@ from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import MicroBatch
 from hooktrainer.learner.proximal_policy import ProximalPolicy
 from hooktrainer.learner.statistics import UpdateStatistics
-from hooktrainer.models.policy import in_eval_mode
 
 _OF_ANSWERS: Final = {"rewards", "groups", "lengths"}
 """Inputs of an advantage estimator that are known on the host."""
@@ -180,19 +179,15 @@ class ExperienceMaker:
         models, proximal, reference, values = self._models, None, None, None
         if models.proximal.recomputes:
             module = models.proximal.module
-            with in_eval_mode(module):
-                proximal = gather(
-                    parts, batch.behaviour, lambda part: response_logprobs(module, part, models.temperature)
-                )
+            proximal = gather(parts, batch.behaviour, lambda part: response_logprobs(module, part, models.temperature))
         if (frozen := models.reference) is not None:
             reference = gather(parts, batch.behaviour, lambda part: response_logprobs(frozen, part, models.temperature))
         if (critic := models.critic) is not None:
-            with in_eval_mode(models.policy, critic):
-                values = gather(
-                    parts,
-                    batch.behaviour,
-                    lambda part: critic(part, None if critic.own is not None else hidden_states(models.policy, part)),
-                )
+            values = gather(
+                parts,
+                batch.behaviour,
+                lambda part: critic(part, None if critic.own is not None else hidden_states(models.policy, part)),
+            )
         return proximal, reference, values
 
     def _rewards(self, batch: PaddedBatch) -> Tensor:

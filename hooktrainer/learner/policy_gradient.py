@@ -29,7 +29,9 @@ from hooktrainer.learner.state import learner_state, restore
 from hooktrainer.learner.statistics import Key, UpdateStatistics
 from hooktrainer.learner.update_metrics import is_finite, update_metrics
 from hooktrainer.metrics import Last, Metric, Sum
+from hooktrainer.models.checks import check_policy
 from hooktrainer.models.lora import merged_state
+from hooktrainer.models.policy import in_eval_mode
 from hooktrainer.models.scoring import token_logprobs
 from hooktrainer.ports import Floats, Group, Tokens
 
@@ -43,7 +45,8 @@ class PolicyGradientLearner:
     """Trains a policy on groups of scored answers and, if configured, a critic.
 
     `iterations_per_step` is P. `max_response_length` is the limit of the sampler, which the overlong penalty and the
-    aggregation by a constant length need. Raises `ConfigError` if an algorithm needs an input that is not available.
+    aggregation by a constant length need. Raises `ConfigError` if an algorithm needs an input that is not available, or
+    if equal passes of the policy give different results.
     """
 
     skips_nonfinite: bool = False
@@ -63,10 +66,11 @@ class PolicyGradientLearner:
         communicator: Communicator | None = None,
     ) -> None:
         critic, self._communicator = critic or CriticOptions(), communicator or Communicator()
-        self._module = policy.train()
+        self._module = policy
         self._pad_id = pad_id
         self._algorithm, self._optim, self._critic = algorithm, optim, critic
         self._models = _models(policy, algorithm, critic, temperature, iterations_per_step)
+        check_policy(policy, uses_states=critic.use == "value_head")
         functions = Functions.of(
             algorithm, has_critic=self._models.critic is not None, max_response_length=max_response_length
         )
@@ -104,7 +108,7 @@ class PolicyGradientLearner:
         return token_logprobs(self._module, tokens, self._models.temperature)
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
-        """Make `ppo_epochs` optimizer updates of one mini-batch and return its metrics.
+        """Make `ppo_epochs` optimizer updates of one mini-batch in evaluation mode, and return its metrics.
 
         Raises `NonFiniteError` if a score, a loss or a gradient is NaN or infinite; neither this update nor later ones
         are made. With `skips_nonfinite` the update is counted in `actor/skipped_updates` instead. A mini-batch without
@@ -117,17 +121,9 @@ class PolicyGradientLearner:
             dtype=torch.float64 if self._dtype == torch.float64 else torch.float32,
             leaves_out_truncated=self._algorithm.overlong_filtering,
         )
-        micro_batches = split(batch, size=self._optim.micro_batch_size, tokens=self._optim.micro_batch_tokens)
-        try:
-            experience = self._make_experience(batch, micro_batches, kl_coeff=self.kl_coeff)
-        except NonFiniteError:  # a score
-            if not self.skips_nonfinite:
-                raise
-            return {**batch_metrics(groups), **self._state_metrics(skipped=self._algorithm.ppo_epochs)}
-        if experience is None:
-            return {**batch_metrics(groups), **self._state_metrics(without_tokens=self._algorithm.ppo_epochs)}
-        metrics = reduce(_merge, [self._make_update(experience) for _ in range(self._algorithm.ppo_epochs)])
-        return {**batch_metrics(groups), **metrics}
+        # In training mode, dropout would make the policy differ from the sampler and from itself.
+        with in_eval_mode(*filter(None, (self._module, self._models.critic))):
+            return {**batch_metrics(groups), **self._train_on(batch)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training between two steps. Not a copy."""
@@ -163,6 +159,19 @@ class PolicyGradientLearner:
     @property
     def _dtype(self) -> torch.dtype:
         return next(self._module.parameters()).dtype
+
+    def _train_on(self, batch: PaddedBatch) -> Mapping[str, Metric]:
+        """Make all optimizer updates of a mini-batch and return their metrics."""
+        micro_batches = split(batch, size=self._optim.micro_batch_size, tokens=self._optim.micro_batch_tokens)
+        try:
+            experience = self._make_experience(batch, micro_batches, kl_coeff=self.kl_coeff)
+        except NonFiniteError:  # a score
+            if not self.skips_nonfinite:
+                raise
+            return self._state_metrics(skipped=self._algorithm.ppo_epochs)
+        if experience is None:
+            return self._state_metrics(without_tokens=self._algorithm.ppo_epochs)
+        return reduce(_merge, [self._make_update(experience) for _ in range(self._algorithm.ppo_epochs)])
 
     def _make_update(self, experience: Experience) -> Mapping[str, Metric]:
         """Make one optimizer update and return its metrics."""

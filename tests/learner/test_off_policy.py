@@ -150,8 +150,9 @@ class TestProximalPolicy:
         counts: dict[str, int] = {}
         for kind in KINDS:
             model = build()
+            made = learner(model, proximal_policy=kind)
             handle = model.register_forward_hook(lambda *_, kind=kind: counts.update({kind: counts.get(kind, 0) + 1}))
-            learner(model, proximal_policy=kind).update(GROUPS)
+            made.update(GROUPS)
             handle.remove()
         assert counts == {"bypass": 1, "recompute": 2, "log_linear": 1}
 

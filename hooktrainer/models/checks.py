@@ -1,0 +1,73 @@
+"""Checks at the start of a run that a policy is a function of its tokens: equal weights must give equal results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from hooktrainer.algorithms.logprobs import log_policy
+from hooktrainer.errors import ConfigError, Fault
+from hooktrainer.models.policy import Policy, Trunk, in_eval_mode
+
+_REPEATED: Final = 1e-3
+"""Allowed difference of a log-probability between two equal passes."""
+_IN_BATCH: Final = 0.05
+"""Allowed difference between a pass over one text and one over a batch; half precision rounds them differently."""
+
+
+def check_policy(module: nn.Module, *, uses_states: bool) -> None:
+    """Raise `ConfigError` unless a policy in evaluation mode gives the same log-probabilities in every pass.
+
+    It makes a few passes over two tokens. With `uses_states`, logits projected from hidden states must agree, too.
+    """
+    device = next(module.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), in_eval_mode(module):
+        faults = [Fault("model", f"{type(module).__name__} {text}") for text in _faults(module, device, uses_states)]
+    if faults:
+        raise ConfigError(faults)
+
+
+def _faults(module: nn.Module, device: torch.device, uses_states: bool) -> Iterator[str]:
+    texts = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]], device=device)
+    before = _random_state(device)
+    first = _logits(module, texts[:1])
+    drawn = not torch.equal(before, _random_state(device))
+    with torch.enable_grad():  # as the differentiated pass
+        again = _difference(first, _logits(module, texts[:1]))
+    if drawn or again > _REPEATED:
+        found = "draws random numbers" if drawn else f"gives log-probabilities that differ by up to {again:.3g}"
+        yield (
+            f"{found} in two passes over the same tokens in evaluation mode, so that the policy would differ from "
+            "itself in every update. Apply dropout and other noise only while `self.training` is True"
+        )
+        return
+    if (mixed := _difference(first, _logits(module, texts)[:1])) > _IN_BATCH:
+        yield (
+            f"gives a text log-probabilities that change by up to {mixed:.3g} with the other texts of its batch. Do "
+            "not use statistics of the batch in evaluation mode; BatchNorm needs track_running_stats=True"
+        )
+    if uses_states:
+        model = cast("Trunk", module)
+        projected = model.project(model.hidden(texts[:1], None, states_to_keep=texts.shape[1]))
+        if (apart := _difference(first, projected)) > _IN_BATCH:
+            yield (
+                f"gives log-probabilities in `forward` that differ by up to {apart:.3g} from those of "
+                "`project(hidden(tokens))`, which a critic with use: value_head reads. Both must be the same policy"
+            )
+
+
+def _logits(module: nn.Module, tokens: Tensor) -> Tensor:
+    return cast("Policy", module)(tokens, None, logits_to_keep=tokens.shape[1])
+
+
+def _difference(first: Tensor, second: Tensor) -> float:
+    """Return the largest difference of a log-probability; one that is not a number in both does not count."""
+    apart = log_policy(first.detach(), 1.0) - log_policy(second.detach(), 1.0)
+    return float(apart.abs().nan_to_num(nan=0.0).amax())
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
