@@ -76,11 +76,14 @@ class AdamW:
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore the state returned by `state_dict()`, which is copied."""
         self._moments = {
-            name: {
-                key: torch.as_tensor(value).to(self._parameters[name].device, copy=True) for key, value in own.items()
-            }
+            name: {key: _restored(key, value, self._parameters[name]) for key, value in own.items()}
             for name, own in state.items()
         }
+
+
+def _restored(key: str, value: object, parameter: nn.Parameter) -> Tensor:
+    dtype = torch.float32 if key == "step" else parameter.dtype  # a checkpoint may be of narrower weights
+    return torch.as_tensor(value).to(parameter.device, dtype, copy=True)
 
 
 def _initial_moments(parameter: nn.Parameter) -> dict[str, Tensor]:

@@ -29,9 +29,9 @@ from hooktrainer.learner.state import learner_state, restore
 from hooktrainer.learner.statistics import Key, UpdateStatistics
 from hooktrainer.learner.update_metrics import is_finite, update_metrics
 from hooktrainer.metrics import Last, Metric, Sum
-from hooktrainer.models.checks import check_policy
 from hooktrainer.models.lora import merged_state
 from hooktrainer.models.policy import in_eval_mode
+from hooktrainer.models.preparation import prepare_policy
 from hooktrainer.models.scoring import token_logprobs
 from hooktrainer.ports import Floats, Group, Tokens
 
@@ -43,6 +43,8 @@ _LOG: Final = logging.getLogger("hooktrainer")
 
 class PolicyGradientLearner:
     """Trains a policy on groups of scored answers and, if configured, a critic.
+
+    Weights of the policy in half precision are converted to float32 in place.
 
     `iterations_per_step` is P. `max_response_length` is the limit of the sampler, which the overlong penalty and the
     aggregation by a constant length need. Raises `ConfigError` if an algorithm needs an input that is not available, or
@@ -69,8 +71,8 @@ class PolicyGradientLearner:
         self._module = policy
         self._pad_id = pad_id
         self._algorithm, self._optim, self._critic = algorithm, optim, critic
+        prepare_policy(policy, uses_states=critic.use == "value_head")
         self._models = _models(policy, algorithm, critic, temperature, iterations_per_step)
-        check_policy(policy, uses_states=critic.use == "value_head")
         functions = Functions.of(
             algorithm, has_critic=self._models.critic is not None, max_response_length=max_response_length
         )

@@ -68,9 +68,15 @@ def _differences(weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> Ite
     for name, expected in weights.items():
         if name not in saved:
             yield f"it has no '{name}'"
-        elif (found := torch.as_tensor(saved[name])).shape != expected.shape or found.dtype != expected.dtype:
+        elif (found := torch.as_tensor(saved[name])).shape != expected.shape or not _is_exact(found, expected):
             yield f"its '{name}' is {_shown(found)}, here {_shown(expected)}"
     yield from (f"its '{name}' is unknown here" for name in saved if name not in weights)
+
+
+def _is_exact(found: Tensor, expected: Tensor) -> bool:
+    """Return whether a copy has the same values: floating-point tensors may be wider than those of the checkpoint."""
+    widened = found.is_floating_point() and torch.promote_types(found.dtype, expected.dtype) == expected.dtype
+    return found.dtype == expected.dtype or widened
 
 
 def _untrained(optimizers: Mapping[str, AdamW], moments: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["checks", "decoder", "kv_cache", "lora", "options", "policy", "scoring"]
+__all__ = ["decoder", "kv_cache", "lora", "options", "policy", "precision", "preparation", "scoring"]

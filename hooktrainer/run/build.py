@@ -63,6 +63,7 @@ def _ports(composition: Composition) -> Ports:
     import torch
 
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
+    from hooktrainer.models.precision import in_single_precision
     from hooktrainer.weight_sync.same_host import SameHostTransport
 
     config, task, rollout = composition.config, composition.task, composition.rollout
@@ -88,7 +89,9 @@ def _ports(composition: Composition) -> Ports:
     )
     return Ports(
         learner=learner,
-        engine=rollout.build(policy=policy, tokenizer=tokenizer, task=task, seed=config.seed),
+        engine=rollout.build(
+            policy=partial(in_single_precision, policy), tokenizer=tokenizer, task=task, seed=config.seed
+        ),
         buffer=GroupBuffer(config.replay),
         transport=SameHostTransport(),
         prompts=TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs),

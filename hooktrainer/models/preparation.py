@@ -1,7 +1,8 @@
-"""Checks at the start of a run that a policy is a function of its tokens: equal weights must give equal results."""
+"""Preparation of a policy for training: its precision, and a check that equal weights give equal results."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Final, cast
 
@@ -10,22 +11,40 @@ from torch import Tensor, nn
 
 from hooktrainer.algorithms.logprobs import log_policy
 from hooktrainer.errors import ConfigError, Fault
-from hooktrainer.models.policy import Policy, Trunk, in_eval_mode
+from hooktrainer.models.policy import Policy, Trunk, full_state, in_eval_mode
+from hooktrainer.models.precision import to_single_precision
 
+_LOG: Final = logging.getLogger("hooktrainer")
 _REPEATED: Final = 1e-3
 """Allowed difference of a log-probability between two equal passes."""
 _IN_BATCH: Final = 0.05
 """Allowed difference between a pass over one text and one over a batch; half precision rounds them differently."""
 
 
-def check_policy(module: nn.Module, *, uses_states: bool) -> None:
-    """Raise `ConfigError` unless a policy in evaluation mode gives the same log-probabilities in every pass.
+def prepare_policy(module: nn.Module, *, uses_states: bool) -> None:
+    """Convert a policy to single precision, and check that its log-probabilities are the same in every pass.
 
-    It makes a few passes over two tokens. With `uses_states`, logits projected from hidden states must agree, too.
+    The check makes a few passes over two tokens in evaluation mode. With `uses_states`, logits projected from hidden
+    states must agree, too. Raise `ConfigError` for a policy that fails.
     """
-    device = next(module.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), in_eval_mode(module):
-        faults = [Fault("model", f"{type(module).__name__} {text}") for text in _faults(module, device, uses_states)]
+    name, device, count = type(module).__name__, next(module.parameters()).device, len(full_state(module))
+    if converted := to_single_precision(module):
+        text = (
+            "model: %d of %d tensors of %s are in half precision, where small updates are lost. They are converted to "
+            "float32 for training and sampling"
+        )
+        _LOG.warning(text, converted, count, name)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), in_eval_mode(module):
+            faults = [Fault("model", f"{name} {text}") for text in _faults(module, device, uses_states)]
+    except (RuntimeError, TypeError, ValueError) as error:
+        if not converted:
+            raise
+        text = (
+            f"{name} has {converted} tensors in half precision, which are converted to float32 so that small updates "
+            f"are not lost, and its forward pass fails with them: {error}. Do not cast to a fixed dtype in it"
+        )
+        raise ConfigError([Fault("model", text)]) from error
     if faults:
         raise ConfigError(faults)
 
