@@ -28,7 +28,7 @@ class TokenLoss:
 
     loss: Tensor
     """The loss of each token, to be minimised. Shape (B, T)."""
-    stats: Mapping[str, Tensor | TokenStat]
+    stats: Mapping[str, Tensor | TokenStat] = attrs.field(factory=dict)
     """Statistics to report, by name: detached tensors of shape (B, T), reported as means over the tokens with a mask,
     or a stat with another reduction (`hooktrainer.algorithms.stats`)."""
 

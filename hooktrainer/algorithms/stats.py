@@ -20,11 +20,11 @@ from torch import Tensor
 RESERVED_METRICS: Final = frozenset(
     f"actor/{name}"
     for name in (
-        "entropy", "grad_norm", "kl", "kl_coef", "kl_loss", "log_ratio_abs", "lr", "pg_loss", "reward_kl_penalty",
-        "skipped_updates", "updates_without_tokens",
+        "entropy", "grad_norm", "kl", "kl_coef", "kl_loss", "log_ratio_abs", "loss_spikes", "lr", "pg_loss",
+        "reward_kl_penalty", "rollbacks", "skipped_updates", "updates_without_tokens",
     )
 )  # fmt: skip
-"""Metrics of the actor that the learner reports itself."""
+"""Metrics of the actor that the learner and plugins report themselves."""
 RESERVED_PREFIXES: Final = frozenset(
     {
         "critic", "global_seqlen", "ledger", "nan", "perf", "prompt_length", "replay", "response_length", "rollout",
@@ -73,7 +73,8 @@ def name_fault(key: object, stats: Mapping[str, object]) -> str:
     if not isinstance(key, str) or not all(key.split("/")):
         return "this names no metric; expected a name such as 'ratio' or 'ratio/max'"
     name = metric_name(key)
-    if name in RESERVED_METRICS or name.partition("/")[0] in RESERVED_PREFIXES:
+    derived = name.endswith("/minmax_diff")  # computed from the extremes of the row
+    if derived or name in RESERVED_METRICS or name.partition("/")[0] in RESERVED_PREFIXES:
         return f"the metric '{name}' is one that the trainer reports itself; choose another name"
     other = name.removeprefix("actor/")
     if key == name != other and other in stats and metric_name(other) == name:

@@ -43,10 +43,8 @@ def update_metrics(values: Mapping[Key, float], totals: Totals, mode: str) -> di
     tokens = totals.tokens
     metrics: dict[str, Metric] = {}
     for (kind, name), value in values.items():
-        if kind == "max":
-            metrics[name] = Max(value)
-        elif kind == "min":
-            metrics[name] = Min(value)
+        if kind in ("max", "min"):
+            metrics[name] = (Max if kind == "max" else Min)(value if tokens else None)
         elif kind == "norm":
             metrics[name] = Mean(value, 1)
         elif kind == "token_sum":

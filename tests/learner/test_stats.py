@@ -7,19 +7,38 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import hooktrainer
 from helpers.learners import GROUPS, build, drifted, learner, on_policy, values
+from hooktrainer.algorithms.aggregation import Totals
 from hooktrainer.algorithms.policy_losses import TokenLoss, ppo_clip
-from hooktrainer.algorithms.stats import TokenMax, TokenMean, TokenMin, TokenSum
+from hooktrainer.algorithms.stats import RESERVED_METRICS, TokenMax, TokenMean, TokenMin, TokenStat, TokenSum
 from hooktrainer.errors import ConfigError
 from hooktrainer.learner.distributed import Communicator
+from hooktrainer.learner.statistics import UpdateStatistics
+from hooktrainer.learner.update_metrics import update_metrics
+from hooktrainer.metrics import Record, RuleTable, derive
 
 # GROUPS have 11 tokens in 5 answers; padding is never trained on.
 TOKENS = 11
+OWN_NAMES = {
+    "plain": "actor/plain",
+    "bc_loss": "actor/bc_loss",
+    "my/pg_loss": "my/pg_loss",
+    "gap/max": "gap/max",
+    "gap/min": "gap/min",
+    "extra/grad_norm": "extra/grad_norm",
+    "returns_sq": "actor/returns_sq",
+    "a/lr": "a/lr",
+    "steps_total": "actor/steps_total",
+    "answer_mean": "actor/answer_mean",
+}
+"""Names of stats, and of the metrics that they are reported as."""
 
 
 def odd_names(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
@@ -27,6 +46,12 @@ def odd_names(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tens
     ones = torch.where(mask, torch.ones_like(logprobs.detach()), torch.nan)
     names = ("aux_loss", "ratio/max", "ratio/min", "mine/grad_norm", "returns_sq", "divergence/weight", "vf_error")
     return TokenLoss(result.loss, {**result.stats, **dict.fromkeys(names, ones)})
+
+
+def own_names(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    result = ppo_clip(logprobs, proximal, advantages, mask)
+    ones = torch.where(mask, torch.ones_like(logprobs.detach()), torch.nan)
+    return TokenLoss(result.loss, dict.fromkeys(OWN_NAMES, ones))
 
 
 def reductions(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
@@ -38,7 +63,7 @@ def reductions(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Ten
 
 def infinite(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
     result = ppo_clip(logprobs, proximal, advantages, mask)
-    return TokenLoss(result.loss, {"aux_loss": torch.full_like(logprobs.detach(), math.inf)})
+    return TokenLoss(result.loss, dict.fromkeys(("bc", "bc_loss"), torch.full_like(logprobs.detach(), math.inf)))
 
 
 def not_always(logprobs: Tensor, mask: Tensor) -> TokenLoss:
@@ -60,11 +85,41 @@ def test_stats_are_averaged_independently_of_their_names() -> None:
     )  # fmt: skip
 
 
-def test_non_finite_stat_does_not_skip_the_update() -> None:
+@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 1}, {"ppo_epochs": 2}, {"loss_agg_mode": "prompt-mean"}])
+def test_a_stat_of_one_per_token_is_one_in_the_row(options: dict[str, object]) -> None:
+    metrics = learner(build(), policy_loss=f"{__name__}:own_names", **options).update(on_policy(GROUPS, build()))
+    record = Record(step=1)
+    for samples in (5, 3):
+        record.add(RuleTable().to_metrics(metrics, samples))
+    row = record.seal(derive)
+    assert {name: row[name] for name in OWN_NAMES.values()} == dict.fromkeys(OWN_NAMES.values(), 1.0)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_non_finite_stat_does_not_skip_the_update(skips: bool) -> None:
     made = learner(build(), policy_loss=f"{__name__}:infinite")
+    made.skips_nonfinite = skips
     found = made.update(on_policy(GROUPS, build()))
     assert made.state_dict()["updates"] == 1
-    assert found["actor/aux_loss"].value == math.inf
+    assert found["actor/bc"].value == found["actor/bc_loss"].value == math.inf
+
+
+def without_stats(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    return TokenLoss(ppo_clip(logprobs, proximal, advantages, mask).loss)
+
+
+def test_a_loss_need_not_report_stats() -> None:
+    found = values(learner(build(), policy_loss=f"{__name__}:without_stats").update(on_policy(GROUPS, build())))
+    assert "actor/pg_loss" in found
+    assert "actor/ppo_kl" not in found
+
+
+@pytest.mark.parametrize("stat", [TokenMax, TokenMin, TokenMean, TokenSum])
+def test_a_stat_over_no_token_is_not_infinite(stat: type[TokenStat]) -> None:
+    statistics = UpdateStatistics()
+    statistics.add_token_stat("mine", stat(torch.ones(2, 3)), torch.zeros(2, 3, dtype=torch.bool))
+    metrics = update_metrics(statistics.to_host(), Totals(0, 0), "token-mean")
+    assert metrics["actor/mine"].value in (None, 0.0)
 
 
 @pytest.mark.parametrize("size", [None, 1, 2, 3])
@@ -119,6 +174,8 @@ def expected() -> dict[str, float]:
 
 
 RESERVED = (
+    "loss_spikes", "rollbacks", "skipped_updates", "updates_without_tokens", "actor/loss_spikes", "gap/minmax_diff",
+    "critic/mine", "nan/mine", "ledger/groups/sampled", "replay/mine", "kl_coef", "log_ratio_abs", "actor/lr",
     "entropy", "pg_loss", "kl_loss", "grad_norm", "lr", "actor/pg_loss", "actor/entropy", "critic/vf_loss",
     "critic/score/mean", "rollout_corr/kl", "timing_s/gen", "training/global_step", "val/score/mean",
 )  # fmt: skip
@@ -171,3 +228,15 @@ def test_a_stat_without_a_proper_name_is_refused(key: object) -> None:
     globals()["unnamed"] = unnamed
     with pytest.raises(ConfigError, match="expected a name such as 'ratio' or 'ratio/max'"):
         learner(build(), policy_loss=f"{__name__}:unnamed").update(on_policy(GROUPS, build()))
+
+
+def test_every_metric_of_the_trainer_under_actor_is_reserved() -> None:
+    """Those that plugins write are found in their source."""
+    root = Path(hooktrainer.__file__).parents[1]
+    written = {
+        name
+        for file in (*root.glob("plugins/**/*.py"), *root.glob("hooktrainer/learner/*.py"))
+        for name in re.findall(r'"actor/(\w+)"', file.read_text(encoding="utf-8"))
+    }
+    of_losses = {"ppo_kl"}  # read by a guard
+    assert {f"actor/{name}" for name in written - of_losses} <= RESERVED_METRICS
