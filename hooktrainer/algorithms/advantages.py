@@ -2,18 +2,21 @@
 
 Shapes: B answers. Groups may differ in size and be interleaved; `groups` (B,) is the index of each answer's group,
 counted from 0. All functions raise `NonFiniteError` for a reward that is NaN or infinite, and `ConfigError` for a
-negative epsilon. In a group whose rewards are all equal, advantages are exactly 0, although rounding can give
-[0.1, 0.1, 0.1] a standard deviation above 0. The advantage in a group of one is 0, too.
+negative epsilon. In a group whose rewards are all equal up to rounding, advantages are exactly 0, although rounding can
+give [0.1, 0.1, 0.1] a standard deviation above 0. The advantage in a group of one is 0, too.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from hooktrainer.errors import ConfigError, NonFiniteError, RunError
+
+_ROUNDING: Final = 8
+"""Difference of rewards that is rounding, in units of the smallest relative difference of their type."""
 
 
 def grpo(rewards: Tensor, groups: Tensor, *, epsilon: float = 1e-6) -> Tensor:
@@ -22,7 +25,7 @@ def grpo(rewards: Tensor, groups: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     Source: DeepSeekMath (2402.03300) §4.1, with the epsilon of verl; TRL has 1e-4.
     """
     check_epsilon(epsilon)
-    return _zero_in_equal_groups(rewards, groups, centred(rewards, groups) / (_std(rewards, groups) + epsilon))
+    return zero_in_equal_groups(rewards, groups, centred(rewards, groups) / (_std(rewards, groups) + epsilon))
 
 
 def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -31,7 +34,7 @@ def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     Use it with the aggregation `seq-mean-token-sum-norm`: both avoid terms that weight prompts and answers unequally.
     Source: Dr. GRPO (2503.20783).
     """
-    return _zero_in_equal_groups(rewards, groups, centred(rewards, groups))
+    return zero_in_equal_groups(rewards, groups, centred(rewards, groups))
 
 
 def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -41,7 +44,7 @@ def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     """
     sizes = _summed(torch.ones_like(rewards), groups)
     factor = sizes / (sizes - 1).clamp(min=1)
-    return _zero_in_equal_groups(rewards, groups, centred(rewards, groups) * factor)
+    return zero_in_equal_groups(rewards, groups, centred(rewards, groups) * factor)
 
 
 def opo(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
@@ -53,7 +56,7 @@ def opo(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     weights = lengths.to(rewards.dtype)
     total = _summed(weights, groups)
     baseline = _summed(weights * rewards, groups) / total.clamp(min=1)
-    return _zero_in_equal_groups(rewards, groups, torch.where(total > 0, rewards - baseline, 0.0))
+    return zero_in_equal_groups(rewards, groups, torch.where(total > 0, rewards - baseline, 0.0))
 
 
 def maxrl(rewards: Tensor, groups: Tensor, *, epsilon: float = 1e-6) -> Tensor:
@@ -64,12 +67,12 @@ def maxrl(rewards: Tensor, groups: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     """
     check_epsilon(epsilon)
     difference = centred(rewards, groups)
-    if bool((rewards < 0).any()):
+    if bool((rewards < -_rounding(rewards)).any()):
         raise RunError(
             f"maxrl divides by the mean reward, so none may be negative; found {float(rewards.min()):g}. Shift the "
             "task's score, drop the penalties subtracted from it, or use another estimator"
         )
-    return _zero_in_equal_groups(rewards, groups, difference / (_mean(rewards, groups) + epsilon))
+    return zero_in_equal_groups(rewards, groups, difference / (_mean(rewards, groups) + epsilon))
 
 
 def centred(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -102,11 +105,18 @@ def _std(rewards: Tensor, groups: Tensor) -> Tensor:
     return (_summed(centred(rewards, groups) ** 2, groups) / (sizes - 1).clamp(min=1)).sqrt()
 
 
-def _zero_in_equal_groups(rewards: Tensor, groups: Tensor, advantages: Tensor) -> Tensor:
+def zero_in_equal_groups(rewards: Tensor, groups: Tensor, advantages: Tensor) -> Tensor:
+    """Return the advantages, 0 in groups whose rewards are equal up to rounding. Shapes (B,) -> (B,)."""
     zeros = rewards.new_zeros(len(rewards))
     lowest = zeros.scatter_reduce(0, groups, rewards, "amin", include_self=False)
     highest = zeros.scatter_reduce(0, groups, rewards, "amax", include_self=False)
-    return torch.where((lowest == highest)[groups], 0.0, advantages)
+    size = torch.maximum(lowest.abs(), highest.abs()).clamp(min=1.0)
+    equal = highest - lowest <= _rounding(rewards) * size
+    return torch.where(equal[groups], 0.0, advantages)
+
+
+def _rounding(rewards: Tensor) -> float:
+    return _ROUNDING * torch.finfo(rewards.dtype).eps
 
 
 def check_epsilon(epsilon: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hooktrainer.algorithms.advantages import centred, require_finite
+from hooktrainer.algorithms.advantages import centred, require_finite, zero_in_equal_groups
 from hooktrainer.algorithms.masking import Reduce, on_one_rank, selected
 from hooktrainer.errors import RunError
 
@@ -85,7 +85,8 @@ def reinforce_plus_plus_baseline(
     Shapes (B,), (B,), (B, T) -> (B, T). All answers to a prompt must be on one rank. Source: REINFORCE++ (2501.03262),
     the variant with a group baseline.
     """
-    return whiten(centred(rewards, groups)[:, None].expand(mask.shape), mask, reduce=reduce)
+    advantages = zero_in_equal_groups(rewards, groups, centred(rewards, groups))
+    return whiten(advantages[:, None].expand(mask.shape), mask, reduce=reduce)
 
 
 def gae(

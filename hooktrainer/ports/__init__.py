@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hooktrainer.ports.checkpoint import BestMetric, CheckpointStore, Retention, StoredCheckpoint
 from hooktrainer.ports.groups import (
+    SCORE_TOLERANCE,
     Ages,
     Batch,
     FailureReason,
@@ -23,6 +24,7 @@ from hooktrainer.ports.tasks import PromptSource, Task
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
 
 __all__ = [
+    "SCORE_TOLERANCE",
     "STRATEGIES",
     "Ages",
     "Batch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict
 
 import attrs
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 Tokens: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
+SCORE_TOLERANCE: Final = 1e-6
+"""Difference up to which scores are equal: partial credit is a sum with rounding errors, which may be of float32."""
 
 
 @attrs.frozen(eq=False)
@@ -40,6 +42,11 @@ class Trajectory:
     """Version that each token was sampled from, non-decreasing. Shape (T,)."""
 
     @property
+    def exact(self) -> bool:
+        """Whether the answer has full marks."""
+        return self.score >= 1.0 - SCORE_TOLERANCE
+
+    @property
     def span(self) -> int:
         """Number of versions from the first token to the last; 1 if all tokens have the same version."""
         return int(self.versions[-1] - self.versions[0]) + 1 if len(self.versions) else 1
@@ -64,6 +71,12 @@ class Group:
     def in_flight(self) -> int:
         """Versions published while the group was generated: the largest span minus 1."""
         return max((trajectory.span for trajectory in self.trajectories), default=1) - 1
+
+    @property
+    def scores_differ(self) -> bool:
+        """Whether the answers have different scores, so that their group-relative advantages are not 0."""
+        scores = [trajectory.score for trajectory in self.trajectories]
+        return max(scores, default=0.0) - min(scores, default=0.0) > SCORE_TOLERANCE
 
     @property
     def num_tokens(self) -> int:

@@ -36,7 +36,10 @@ class Task(Protocol):
         ...
 
     def score(self, truth: str, answer: str) -> float:
-        """Return a score in [0, 1], which may be partial credit; 1 only for an exact answer."""
+        """Return a score in [0, 1], which may be partial credit; 1 only for an exact answer.
+
+        A score within `SCORE_TOLERANCE` of 0 or 1 counts as 0 or 1, so that rounding errors of a sum do not matter.
+        """
         ...
 
 

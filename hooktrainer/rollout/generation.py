@@ -13,7 +13,7 @@ import torch
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.errors import RolloutError
 from hooktrainer.models.policy import Policy, full_state
-from hooktrainer.ports import Floats, Group, Prompt, Task, Tokens, Trajectory
+from hooktrainer.ports import SCORE_TOLERANCE, Floats, Group, Prompt, Task, Tokens, Trajectory
 from hooktrainer.rollout.decode_batch import DecodeBatch, Request
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.sampler import uniform_draws
@@ -105,9 +105,10 @@ class Generator:
 
     def _score(self, prompt: Prompt, text: str) -> float:
         score: object = self._task.score(prompt.truth, text)
-        if not isinstance(score, (Real, np.bool_)) or not 0.0 <= float(score) <= 1.0:
+        if not isinstance(score, (Real, np.bool_)) or not -SCORE_TOLERANCE <= float(score) <= 1.0 + SCORE_TOLERANCE:
             raise RolloutError(
                 f"{type(self._task).__name__}.score returned {score!r} for the answer {text!r} to {prompt.text!r}; "
                 "expected a number from 0 to 1"
             )
-        return float(score)
+        nearest = float(round(float(score)))
+        return nearest if abs(float(score) - nearest) <= SCORE_TOLERANCE else float(score)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hooktrainer import Config
 
 _LOG: Final = logging.getLogger("hooktrainer")
+_DIGITS: Final = 9
+"""Digits of the scores that are counted, so that one score with different rounding errors is one key."""
 PREFIX: Final = "training/dynamic_sampling"
 
 
@@ -86,10 +88,10 @@ class DynamicSampling(Plugin):
 
         Scores of the task are compared, before shaping. Otherwise a length penalty would make correct answers differ.
         """
-        scores = [answer.score for answer in group.trajectories]
+        scores = [round(answer.score, _DIGITS) + 0.0 for answer in group.trajectories]  # + 0.0 makes -0.0 a 0.0
         with self._lock:
             self._scores.update(scores)
-            if max(scores) != min(scores):
+            if group.scores_differ:
                 self._kept += 1
                 return True
             if self._dropped.total() < self.max_dropped:

@@ -42,7 +42,7 @@ class Validation(Plugin):
         event.record.add(
             {
                 "val/score/mean": Mean.of(answer.score for answer in answers),
-                "val/exact_match/mean": Mean.of(answer.score == 1.0 for answer in answers),
+                "val/exact_match/mean": Mean.of(answer.exact for answer in answers),
                 "val/response_length/mean": Mean.of(len(answer.tokens) for answer in answers),
                 "timing_s/testing": Sum(self.clock.now() - started),
             }

@@ -125,6 +125,32 @@ def test_grpo_advantages_of_a_group_have_mean_0_and_unit_standard_deviation(answ
             assert estimator(rewards, groups)[groups == group].mean().abs() < 1e-9
 
 
+EQUAL = (
+    (1.0, 0.9999999999999999),
+    (-3.2e-16, 0.0),
+    (sum([0.05] * 20), sum([0.1] * 10), sum([1 / 6] * 6)),
+    (0.1 + 0.2, 0.3, 0.3),
+    (0.1, 0.1, 0.1),
+    (7.0, 7.000000000000001),
+)
+"""Groups of rewards that differ by rounding only."""
+
+
+@pytest.mark.parametrize("rewards", EQUAL)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", [*OF_ANSWERS, "reinforce_plus_plus_baseline"])
+def test_advantages_of_rewards_that_differ_by_rounding_are_0(
+    name: str, dtype: torch.dtype, rewards: tuple[float, ...]
+) -> None:
+    both = torch.tensor([*rewards, 0.0, 1.0], dtype=dtype)
+    groups = torch.tensor([0] * len(rewards) + [1, 1])
+    inputs = {"rewards": both, "groups": groups, "lengths": torch.ones_like(groups)}
+    inputs["mask"] = torch.ones(len(both), 1, dtype=torch.bool)
+    found = estimate(name, inputs).reshape(-1)
+    assert found[:-2].tolist() == [0.0] * len(rewards)
+    assert found[-2] < 0 < found[-1]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", [*OF_ANSWERS, "reinforce_plus_plus_baseline"])
 def test_non_finite_reward_is_an_error_that_names_the_answer(name: str, bad: float) -> None:

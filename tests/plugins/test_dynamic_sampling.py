@@ -43,10 +43,32 @@ def test_plugin_passes_check_plugin() -> None:
 
 @pytest.mark.parametrize(
     ("scores", "kept"),
-    [((0.0, 0.0, 0.0), False), ((1.0, 1.0), False), ((1.0, 0.0, 0.0), True), ((1.0,), False), ((0.1,) * 3, False)],
+    [
+        ((0.0, 0.0, 0.0), False),
+        ((1.0, 1.0), False),
+        ((1.0, 0.0, 0.0), True),
+        ((1.0,), False),
+        ((0.1,) * 3, False),
+        ((1.0, 0.9999999999999999), False),
+        ((-3.2e-16, 0.0), False),
+        ((0.1 + 0.2, 0.3), False),
+        ((sum([0.05] * 20), sum([0.1] * 10), sum([1 / 6] * 6)), False),
+        ((1.0, 0.9999), True),
+        ((0.0, 1e-4), True),
+    ],
 )
 def test_group_is_kept_if_its_scores_differ(scores: tuple[float, ...], kept: bool) -> None:
     assert DynamicSampling().judge(group(*scores)) is kept
+
+
+def test_scores_that_differ_by_rounding_are_counted_as_one() -> None:
+    plugin = DynamicSampling(buffer=FakeBuffer())
+    bus = FakeBus(plugin, provides=NEEDS)
+    for scores in ((1.0, 0.9999999999999999), (0.9999999999999999, 1.0), (-3.2e-16, 0.0)):
+        plugin.judge(group(*scores))
+    bus.fire(IterationEnd, step=1)
+    bus.fire(StepEnd, step=1)
+    assert bus.row[f"{PREFIX}/dropped_scores"] == {0.0: 1, 1.0: 2}
 
 
 def test_kept_and_dropped_groups_are_reported_with_the_unfiltered_scores() -> None:

@@ -13,7 +13,10 @@ def test_plugin_passes_check_plugin() -> None:
     check_plugin(Validation)
 
 
-@pytest.mark.parametrize(("score", "exact"), [(0.75, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("score", "exact"),
+    [(0.75, 0.0), (1.0, 1.0), (sum([0.1] * 10), 1.0), (sum([0.05] * 20), 1.0), (sum([1 / 6] * 6), 1.0), (0.999, 0.0)],
+)
 def test_mean_score_and_exact_match_are_both_reported(score: float, exact: float) -> None:
     validation = Validation(every=2, size=8, engine=FakeEngine(score=score), prompts=FakePrompts(), clock=ManualClock())
     bus = FakeBus(validation, provides=["metrics.row", "weights.published"])

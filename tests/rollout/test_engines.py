@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing import active_children
@@ -182,6 +183,44 @@ def test_score_that_is_not_a_number_is_an_error(gives: object) -> None:
     error, reason = queue.failed[0]
     assert reason == "error"
     assert f"SilentTask.score returned {gives!r}" in str(error)
+
+
+ROUNDED: dict[str, tuple[object, float]] = {
+    "20 parts": (sum([0.05] * 20), 1.0),
+    "10 parts": (sum([0.1] * 10), 1.0),
+    "6 parts": (sum([1 / 6] * 6), 1.0),
+    "below 0": (-3.2e-16, 0.0),
+    "above 0": (0.1 + 0.2 - 0.3, 0.0),
+    "below 1 in float32": (sum([np.float32(0.1)] * 10, np.float32(0)) - np.float32(4e-7), 1.0),
+    "above 1 in float32": (sum([np.float32(0.1)] * 10, np.float32(0)), 1.0),
+    "partial": (0.9999, 0.9999),
+    "a third": (1 / 3, 1 / 3),
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("name", ["inline", "thread"])
+def test_a_score_within_rounding_of_0_or_1_is_0_or_1(kind: str, name: str) -> None:
+    gives, expected = ROUNDED[kind]
+    engine = made(name, SilentTask(gives=gives))
+    publish(engine, 0)
+    queue = Queue(groups(1))
+    serve(engine, queue, 1)
+    assert queue.failed == {}
+    assert {answer.score for answer in queue.finished[0]} == {expected}
+    (greedy,) = engine.answer([groups(1)[0].prompt])
+    assert greedy.score == expected
+
+
+@pytest.mark.parametrize("gives", [1.001, -0.001, math.nan, math.inf, np.float32(1.00001)])
+def test_a_score_outside_of_0_and_1_is_an_error(gives: object) -> None:
+    engine = made("inline", SilentTask(gives=gives))
+    publish(engine, 0)
+    queue = Queue(groups(1))
+    serve(engine, queue, 1)
+    error, _ = queue.failed[0]
+    assert f"SilentTask.score returned {gives!r}" in str(error)
+    assert "expected a number from 0 to 1" in str(error)
 
 
 @pytest.mark.parametrize(("answers", "found"), [(None, "nothing"), ([], "0 answers")])
