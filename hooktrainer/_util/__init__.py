@@ -1,5 +1,5 @@
-"""Helpers without knowledge of training: files, imports, random state, signals, shutdown, streams and the clock."""
+"""Helpers without knowledge of training: files, imports, limits, random state, signals, shutdown, streams, clock."""
 
 from __future__ import annotations
 
-__all__ = ["clock", "files", "imports", "random_state", "registry", "shutdown", "signals", "streams"]
+__all__ = ["clock", "files", "imports", "machine", "random_state", "registry", "shutdown", "signals", "streams"]

@@ -132,7 +132,7 @@ def bind(
         for key in args
         if key in inputs or key in (section or {}) or not (key in named or open_ended)
     ]
-    options |= {key: _converted(name, key, value, named.get(key)) for key, value in args.items()}
+    options |= {key: converted(name, key, value, named.get(key)) for key, value in args.items()}
     faults += [
         _missing(name, key, inputs, given, section or {})
         for key, parameter in named.items()
@@ -179,8 +179,8 @@ def _argument_fault(
     return f"unknown argument '{key}'; '{name}' takes {', '.join(takes) or 'none'}.{did_you_mean(key, takes)}"
 
 
-def _converted(name: str, key: str, value: object, parameter: inspect.Parameter | None) -> object:
-    """Convert an argument to the type of its default; plain YAML reads 1e-3 as text."""
+def converted(name: str, key: str, value: object, parameter: inspect.Parameter | None) -> object:
+    """Return an argument as the type of its default; plain YAML reads 1e-3 as text."""
     default = None if parameter is None else parameter.default
     if type(default) is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:

@@ -1,4 +1,4 @@
-"""Print the handlers of every signal in running order; starts nothing and imports no torch."""
+"""Print the handlers of every signal in running order; starts nothing, and imports no torch unless your files do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from hooktrainer.cli._config import add_config_arguments, load
-from hooktrainer.errors import PlanError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +18,6 @@ def run(args: argparse.Namespace) -> int:
     from hooktrainer.bus.plan_text import describe
 
     plan = load(args).plan
+    plan.require_sync()
     sys.stdout.write(describe(plan))
-    try:
-        plan.require_sync()
-    except PlanError as error:
-        sys.stderr.write(f"warning: `fit` refuses this run: {error}\n")
     return 0

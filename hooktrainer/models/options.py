@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 from attrs.validators import and_, ge, in_, instance_of
+
+from hooktrainer.models.size import ModelSize
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-_COUNT = and_(instance_of(int), ge(1))
+_COUNT: Final = and_(instance_of(int), ge(1))
+_BYTES: Final = 4  # of a 32-bit value
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +42,17 @@ class DecoderOptions:
                 f"'width' is {self.width}, but {self.heads} heads with {self.positions} positions "
                 f"require a multiple of {unit}"
             )
+
+    def size(self, *, vocab_size: int, max_length: int) -> ModelSize:
+        """Return the size of the model that `build` returns for these arguments."""
+        layer = (4 + 2 * self.mlp_ratio) * self.width**2 + 2 * self.width
+        tables = vocab_size * (1 if self.tied else 2) + (max_length if self.positions == "learned" else 0)
+        return ModelSize(
+            parameters=self.layers * layer + tables * self.width + self.width,
+            cache_bytes_per_token=2 * _BYTES * self.layers * self.width,
+            activation_bytes_per_token=(8 + 2 * self.mlp_ratio) * _BYTES * self.layers * self.width,
+            activation_bytes_per_pair=1,  # a mask
+        )
 
     def build(self, *, vocab_size: int, max_length: int, seed: int) -> nn.Module:
         """Build a model for at most `max_length` tokens. The seed determines the weights."""

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["build", "composition", "directory", "loading", "option_docs", "registry", "resume"]
+__all__ = ["build", "composition", "directory", "limits", "loading", "option_docs", "registry", "resume"]

@@ -1,6 +1,6 @@
 """Compose a run: build the components and plugins that a configuration names, check them, and plan their handlers.
 
-Nothing here imports torch.
+Nothing here imports torch, unless code of the user does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Any, cast
 
 import attrs
 
+from hooktrainer.algorithms.arguments import argument_faults
+from hooktrainer.algorithms.options import AlgorithmOptions
+from hooktrainer.algorithms.registry import FUNCTIONS
 from hooktrainer.bus.binding import CONFIGURED_PORTS, port_faults
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import RESTORED, Plan
@@ -24,6 +27,7 @@ from hooktrainer.config.sections import COMPONENTS, SECTIONS, Once
 from hooktrainer.errors import ConfigError, PlanError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import Plugin, option_fields, port_fields
+from hooktrainer.run.limits import Sizes, limit_faults
 from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths, port_kind
 
 
@@ -68,6 +72,8 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
     items = plugins if isinstance(plugins, tuple) else getattr(plugins, "items", [INVALID])
     _check_end(config, built["task"], faults)
     _check_answers(config, built["rollout"], faults)
+    _check_functions(config, built["rollout"], faults)
+    _check_sizes(config, built, faults)
     readable = [item for item in items if isinstance(item, PluginEntry)]
     enabled = [item for item in readable if item.enabled]
     entries = list(filter(None, (_entry(item, config, attrs.evolve(faults, address=item.address)) for item in enabled)))
@@ -137,6 +143,32 @@ def _check_answers(config: Config | Unread, rollout: Any, faults: Faults) -> Non
         if buffer is not None and buffer > longest:
             text = f"a buffer of {buffer} tokens is longer than rollout.max_response_length = {longest}"
             faults.at("algorithm.overlong_buffer").add(text)
+
+
+def _check_functions(config: Config | Unread, rollout: Any, faults: Faults) -> None:
+    """Check the arguments of the functions that `algorithm` names. Functions of the user are imported, with torch."""
+    algorithm = getattr(config, "algorithm", None)
+    if not isinstance(algorithm, AlgorithmOptions):
+        return
+    faults.found.extend(argument_faults(algorithm))
+    if all(":" not in getattr(algorithm, key) for key in FUNCTIONS):
+        return
+    from hooktrainer.learner.functions import Functions
+
+    with suppress(AttributeError):  # an option that could not be read
+        critic, longest = config.critic.use != "none", rollout.max_response_length
+        try:
+            Functions.of(algorithm, has_critic=critic, max_response_length=longest)
+        except ConfigError as error:
+            faults.absorb(error)
+
+
+def _check_sizes(config: Config | Unread, built: Mapping[str, Any], faults: Faults) -> None:
+    if any(isinstance(part, Unread) for part in built.values()):
+        return
+    with suppress(AttributeError):  # an option that could not be read, or that a component of the user does not have
+        sections = {field.name: getattr(config, field.name) for field in attrs.fields(Sizes) if field.name not in built}
+        faults.found.extend(limit_faults(Sizes(**built, **sections)))
 
 
 def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> PlacedPlugin | None:

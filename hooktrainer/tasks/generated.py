@@ -9,12 +9,14 @@ from typing import Final
 
 import attrs
 import numpy as np
-from attrs.validators import ge, instance_of, optional
+from attrs.validators import ge, instance_of, le, optional
 
 from hooktrainer.errors import ConfigError
 
 HELDOUT_SHARE: Final = 8
 """One prompt in this many is held out, by a checksum of its text, so that the sets are disjoint for every seed."""
+MAX_SIZE: Final = 10_000_000
+"""Prompts of an epoch, which are drawn before the first one is used."""
 _MAX_REPEATED: Final = 1000
 """Repeated held-out prompts in a row after which the held-out set is considered complete."""
 _MAX_OTHER_SET: Final = 10_000
@@ -25,8 +27,9 @@ _MAX_OTHER_SET: Final = 10_000
 class GeneratedTask:
     """Base of tasks that draw their prompts. A task defines `alphabet`, `longest_prompt` and `draw`."""
 
-    size: int | None = attrs.field(default=None, validator=optional([instance_of(int), ge(1)]))
-    """Prompts of one epoch. Every epoch has the same prompts in a different order. Endless if left out."""
+    size: int | None = attrs.field(default=None, validator=optional([instance_of(int), ge(1), le(MAX_SIZE)]))
+    """Prompts of one epoch, at most ten million, since they are held in memory. Every epoch has the same prompts in a
+    different order. Endless if left out."""
 
     def draw(self, rng: np.random.Generator) -> tuple[str, str]:
         """Draw one prompt with its answer: (text, truth)."""

@@ -20,8 +20,8 @@ class Validation(Plugin):
     every: int = attrs.field(default=5, validator=attrs.validators.ge(1))
     """Steps between validations; the last step is always validated."""
 
-    size: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Number of held-out prompts; the prompts are the same in every validation."""
+    size: int = attrs.field(default=256, validator=[attrs.validators.ge(1), attrs.validators.le(1_000_000)])
+    """Number of held-out prompts, at most a million; the prompts are the same in every validation."""
 
     engine: RolloutEngine = port()
     prompts: PromptSource = port()

@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 import numpy as np
-from attrs.validators import ge, gt, instance_of
+from attrs.validators import ge, gt, instance_of, le
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import SyncError
@@ -41,8 +41,9 @@ class WeightSync(Plugin):
     """Whether to verify engines with the canary; requires `logprobs` of the learner and the engine."""
     canary_atol: float = attrs.field(default=1e-4, converter=float, validator=ge(0.0))
     """Largest allowed difference of a log-probability, in nats. Raise it for an engine of lower precision."""
-    bucket_mb: float = attrs.field(default=256.0, converter=float, validator=gt(0.0))
-    """Size of a bucket in MiB, which bounds the memory beyond an engine's two sets. A larger tensor is sent alone."""
+    bucket_mb: float = attrs.field(default=256.0, converter=float, validator=[gt(0.0), le(2.0**20)])
+    """Size of a bucket in MiB, at most 1 TiB, which bounds the memory beyond an engine's two sets. A larger tensor is
+    sent alone."""
 
     learner: Learner = port()
     engine: RolloutEngine = port()

@@ -83,11 +83,13 @@ def test_later_files_and_overrides_may_come_in_any_order(tmp_path: Path, capsys:
     assert "staleness" not in out
 
 
-def test_missing_plugins_are_warned_about_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", QUICKSTART, "plugins=[]"]) == 0
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "warning: no plugin is enabled: nothing logs, and nothing syncs weights"
-    assert second.startswith("warning: `fit` refuses this run: a run requires exactly one handler that syncs")
+@pytest.mark.parametrize("plugins", ["[]", "[metric_aggregation, log_after_collect]"])
+def test_plan_refuses_a_run_without_a_weight_sync_as_fit_does(plugins: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", QUICKSTART, f"plugins={plugins}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1].startswith("  a run requires exactly one handler that syncs the weights")
+    assert err.splitlines()[-1].endswith("Add weight_sync to the plugins.")
 
 
 def test_plugins_lists_every_name_with_options_defaults_and_docs(capsys: pytest.CaptureFixture[str]) -> None:

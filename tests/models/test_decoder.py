@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,6 +31,16 @@ def tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
 
 def test_decoder_implements_the_policy_protocol() -> None:
     assert isinstance(build(), Policy)
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": True}, {"positions": "rotary", "mlp_ratio": 3, "layers": 1}], ids=str)
+def test_the_estimated_size_is_that_of_the_model(options: dict[str, Any]) -> None:
+    configured = DecoderOptions(**{"layers": 2, "width": 16, "heads": 2, **options})
+    size = configured.size(vocab_size=VOCAB, max_length=12)
+    model = configured.build(vocab_size=VOCAB, max_length=12, seed=0)
+    assert isinstance(model, Decoder)
+    assert size.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert size.cache_bytes_per_token * 3 * 12 == model.new_cache(3, 12)._memory.nbytes
 
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 4]], ids=["even", "ragged"])

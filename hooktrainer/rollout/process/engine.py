@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import numpy as np
@@ -93,6 +93,9 @@ class ProcessEngine(Engine):
 @attrs.frozen(kw_only=True)
 class ProcessOptions(SamplingOptions):
     """Sample in worker processes, while the learner trains."""
+
+    bytes_per_worker: ClassVar[int] = 64 * 2**20
+    """Memory that a process with torch does not share with others, at least."""
 
     workers: int = attrs.field(default=2, validator=COUNT)
     """Worker processes."""
