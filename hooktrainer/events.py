@@ -220,4 +220,4 @@ class FitEnd(Event):
 
 
 EVENTS: tuple[type[Event], ...] = (FitStart, StepStart, IterationStart, IterationEnd, StepEnd, WeightsSynced, FitEnd)
-"""The events of the loop, in the order of the drawing."""
+"""The events of the loop, in the order of the diagram above."""

@@ -119,9 +119,9 @@ _installed: Interrupts | None = None
 def handled() -> Iterator[Interrupts]:
     """Handle the signals until the block ends. A run within a run shares the handlers of the outer one.
 
-    Nothing is handled off the main thread, where Python delivers no signals. A signal that this process was started
-    to ignore (`nohup`, background jobs) stays ignored. At the end the previous handlers are restored. A previous
-    handler that is not the default one of Python is then called for the signal that was received.
+    On other threads no signal is handled, because Python delivers signals to the main thread only. A signal that this
+    process was started to ignore (`nohup`, background jobs) stays ignored. At the end the previous handlers are
+    restored. A previous handler that is not the default one of Python is then called for the signal that was received.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Interrupts()

@@ -63,7 +63,7 @@ def maxrl(rewards: Tensor, groups: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     """Return (reward - mean) / (mean + epsilon) within each group. Shapes (B,), (B,) -> (B,).
 
     Raises `RunError` for a negative reward: a mean near 0 or below would invert the advantages. Source: MaxRL, as in
-    SkyRL, where however the advantage in a group of one is its reward.
+    SkyRL, except that there the advantage in a group of one is its reward.
     """
     check_epsilon(epsilon)
     difference = centred(rewards, groups)

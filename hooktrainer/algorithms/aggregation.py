@@ -2,7 +2,7 @@
 
 Every mode is a sum over the given answers, divided by the `Totals` of the whole mini-batch. Micro-batches and ranks
 therefore add up to the same loss and gradient, however the mini-batch is split. A mean per micro-batch would depend on
-the split and is not offered. A token rejected by a filter has the loss 0 and remains in every denominator.
+the split and is not offered. A rejected token has the loss 0 and still counts in every denominator.
 
 Shapes: B answers, T tokens. Values at masked positions are ignored, NaN included. A batch without a token gives 0.
 """

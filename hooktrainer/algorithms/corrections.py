@@ -4,7 +4,7 @@ Shapes: B answers, T tokens. `log_ratio` (B, T) is log ρ = proximal - behaviour
 Weights are (B, T), detached, and 0 where the mask is False. Exponents are clamped to ±20, after the sum over the answer
 for products and means. Bounds are inclusive and apply to ρ. All functions raise `ConfigError` unless 0 <= low <= high.
 
-A weight of 0 shrinks no denominator: the token and its answer are still counted.
+A token with weight 0, and its answer, still count in every denominator.
 """
 
 from __future__ import annotations

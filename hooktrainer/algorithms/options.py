@@ -41,7 +41,7 @@ def _bounds_a_weight(algorithm: AlgorithmOptions, _: attrs.Attribute[Any], value
 
 
 def _is_taken(algorithm: AlgorithmOptions, key: attrs.Attribute[Any], value: float | None) -> None:
-    """Refuse an option that no chosen function takes; functions of the user are checked once they are imported."""
+    """Refuse an option that no chosen function takes; user-defined functions are checked once they are imported."""
     names = {section_key: getattr(algorithm, section_key) for section_key in registry.FUNCTIONS}
     own = any(name != "none" and name not in registry.FUNCTIONS[at] for at, name in names.items())
     if value is None or own or any(key.name in registry.OPTIONS.get(name, ()) for name in names.values()):
@@ -132,7 +132,7 @@ class AlgorithmOptions:
         default="bypass", validator=in_(("bypass", "recompute", "log_linear"))
     )
     """The policy at the start of a step, the denominator of the ratio. `bypass` uses the sampler's log-probabilities:
-    no cost, but stale answers are clipped around a stale policy. `recompute` takes one more forward pass a mini-batch,
+    no cost, but stale answers are clipped around a stale policy. `recompute` adds a forward pass per mini-batch,
     and a copy of the weights if a step has several. `log_linear` interpolates between sampler and current policy by
     their versions in each update: no cost, but not exact."""
     behaviour_weight: str = registry.BEHAVIOUR_WEIGHTS.option(
@@ -191,12 +191,12 @@ class AlgorithmOptions:
 
     @property
     def needs_a_critic(self) -> bool | None:
-        """Whether the estimator requires the values of a critic; None for a function of the user, which may."""
+        """Whether the estimator requires the values of a critic; None for a user-defined function, which may."""
         if self.adv_estimator in registry.ADVANTAGE_ESTIMATORS:
             return self.adv_estimator in registry.OF_A_CRITIC
         return None
 
     @property
     def compares_answers(self) -> bool:
-        """Whether every advantage is 0 with one answer a prompt."""
+        """Whether every advantage is 0 with one answer per prompt."""
         return self.adv_estimator in registry.GROUP_RELATIVE

@@ -97,7 +97,7 @@ class Bound:
     options: Mapping[str, object]
     """Values that the configuration sets."""
     check: Callable[[object, Mapping[str, object]], None] | None = None
-    """Raises for an invalid result; receives the result and all inputs."""
+    """Check that raises `ConfigError` for an invalid result; receives the result and all inputs."""
 
     def __call__(self, available: Mapping[str, object]) -> Any:
         """Call the function with the inputs that it takes, and check its result."""

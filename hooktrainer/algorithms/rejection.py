@@ -23,8 +23,8 @@ def rejection(log_ratio: Tensor, mask: Tensor, criteria: Mapping[str, Any]) -> T
 
     A criterion is a scope and an estimate. The scope is `token`, or `seq_sum`, `seq_mean` or `seq_max` over the answer.
     k1 takes the bounds [low, high] of exp(k1). k2 and k3 take an upper limit. All bounds are inclusive. There is no
-    seq_max_k1. Rejected tokens shrink no denominator. Raises `ConfigError` for every criterion that is unknown or has a
-    bound of the wrong type.
+    seq_max_k1. Rejected tokens still count in every denominator. Raises `ConfigError` for every criterion that
+    is unknown or has a bound of the wrong type.
     """
     faults = [Fault(key, fault) for key, bound in criteria.items() if (fault := criterion_fault(key, bound))]
     if faults:

@@ -1,6 +1,6 @@
 """Rewards of tokens, returns, and the advantages computed from them.
 
-Shapes: B answers, T tokens. Observation tokens within an answer have the mask False: nothing is discounted over them.
+Shapes: B answers, T tokens. Observation tokens within an answer have the mask False and add no discount.
 Results are 0 where the mask is False, also if the input is NaN there. `reduce` sums a tensor over ranks, for
 statistics of the global mini-batch. Every rank must call it, also one without a token.
 """

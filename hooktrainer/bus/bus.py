@@ -1,4 +1,4 @@
-"""The bus: it sends events to the handlers of a frozen plan, over blinker signals in a namespace of its own.
+"""The bus: it sends events to the handlers of a frozen plan, over blinker signals in a private namespace.
 
 Emitting is synchronous. A signal that a handler emits is delivered when the handler's band ends, never inside another
 handler. An exception stops delivery, except on `fit_end`, where every handler is called.

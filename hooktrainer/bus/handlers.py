@@ -1,4 +1,4 @@
-"""Handlers of the plan, read from the marked methods of plugins. Each declaration is checked on its own here."""
+"""Handlers of the plan, read from the marked methods of plugins. Each declaration is checked separately here."""
 
 from __future__ import annotations
 

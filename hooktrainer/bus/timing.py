@@ -39,7 +39,7 @@ class HandlerTimes:
         self._reported: dict[str, float] = {}
 
     def start_record(self) -> None:
-        """Start to count for a new record."""
+        """Start counting for a new record."""
         self._at_start = self._seconds()
 
     def end_record(self) -> Mapping[str, Metric]:

@@ -169,7 +169,7 @@ class Store:
             raise
 
     def _update_latest(self, target: Path) -> None:
-        """Point `latest` to a checkpoint. A failure is only logged: the pointer is for people, resuming ignores it."""
+        """Point `latest` to a checkpoint. A failure is only logged, because resuming ignores the pointer."""
         pointer = self.root / LATEST
         try:
             files.replace(pointer, f"{target.name}\n".encode())

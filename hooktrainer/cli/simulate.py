@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generate", metavar="TIME", default="lognormal:4:1", help=f"time of one group: {times} (default: %(default)s)"
     )
-    parser.add_argument("--train", metavar="TIME", default="1", help="time of one update, likewise (default: 1)")
-    parser.add_argument("--sync", metavar="TIME", default="0", help="time of one weight sync, likewise (default: 0)")
+    parser.add_argument("--train", metavar="TIME", default="1", help="time of one update (default: 1)")
+    parser.add_argument("--sync", metavar="TIME", default="0", help="time of one weight sync (default: 0)")
     parser.add_argument(
         "--thresholds", metavar="T,T", type=_counts, default=(), help="values of max_off_policy_threshold to compare"
     )

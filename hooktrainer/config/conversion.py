@@ -105,7 +105,7 @@ def _read_field(cls: type, field: attrs.Attribute[Any], data: Mapping[str, objec
         faults.add(f"missing; a value is required ({type_name(field.type)})")
         return INVALID
     if isinstance(value, float) and math.isinf(value) and field.default == value:
-        return value  # infinity makes sense where it is the default
+        return value  # infinity is valid only where it is the default
     trial = faults.trial()
     converted = convert(value, expected, trial)
     for fault in trial.found:

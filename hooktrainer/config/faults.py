@@ -38,7 +38,7 @@ class Faults:
         self.found.append(Fault(self.address, message))
 
     def unknown(self, key: object, known: Iterable[str], owner: str, remedy: str = "") -> None:
-        """Add the fault of a key that `owner` does not take, with a way out, or the closest existing key."""
+        """Add the fault of a key that `owner` does not take, with `remedy`, or the closest existing key."""
         known, word, elsewhere = list(known), str(key), self.elsewhere()
         near = difflib.get_close_matches(word, elsewhere, n=1)
         there = f" Did you mean '{elsewhere[near[0]]}'?" if near else ""
@@ -62,7 +62,7 @@ class Faults:
     def raise_if_any(self, sections: Sequence[str] = ()) -> None:
         """Raise `ConfigError` with every fault, each once, in the order of the sections.
 
-        The error is a `PlanError` if all faults are of the plan; its cause is the first bug that was absorbed.
+        The error is a `PlanError` if all faults are of the plan; its cause is the first bug that was recorded.
         """
         if self.found:
             of_plan = {fault for error in self.absorbed if isinstance(error, PlanError) for fault in error.faults}

@@ -31,11 +31,11 @@ class PaddedBatch:
     mask: Tensor
     """True for response tokens that are trained on, shape (B, T)."""
     behaviour: Tensor
-    """Log-probabilities of the sampler, shape (B, T); NaN where there is no token, so that a use of them shows."""
+    """Log-probabilities of the sampler, shape (B, T); NaN where there is no token, to expose accidental use."""
     versions: Tensor
     """Version that each token was sampled from; -1 where there is none, shape (B, T)."""
     scores: Tensor
-    """Scores of answers, shape (B,). They remain on the host, as all data of whole answers does."""
+    """Scores of answers, shape (B,). They remain on the host, like all data per answer."""
     groups: NDArray[np.int64]
     """Index of the group of each answer, shape (B,)."""
     prompt_lengths: NDArray[np.int64]

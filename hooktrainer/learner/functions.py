@@ -67,7 +67,7 @@ class Functions:
                 yield Fault(f"algorithm.{key}", text)
 
     def _refused_bounds(self, max_response_length: int | None) -> Iterator[Fault]:
-        """Yield the faults that registered functions raise for one token; functions of the user are not called."""
+        """Yield the faults that registered functions raise for one token; user-defined functions are not called."""
         token, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
         inputs: dict[str, object] = dict.fromkeys(
             ("logprobs", "proximal", "behaviour", "advantages", "values", "log_ratio"), token

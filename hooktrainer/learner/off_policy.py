@@ -1,6 +1,6 @@
 """Correction of the policy loss for the difference between the sampler and the proximal policy.
 
-Nothing here shrinks a denominator: a rejected token has the loss 0 and is still counted. Divergence, entropy and value
+A rejected token has the loss 0 and still counts in every denominator. Divergence, entropy and value
 losses are not corrected.
 """
 

@@ -136,7 +136,7 @@ class PolicyGradientLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state_dict()`.
 
-        Raises `CheckpointError`, and change nothing, if it belongs to another model. A coefficient of the divergence
+        Raises `CheckpointError`, and changes nothing, if it belongs to another model. A coefficient of the divergence
         that is configured differently now is not restored.
         """
         updates, step, kl_coeff = int(state["updates"]), int(state["step"]), float(state["kl_coeff"])

@@ -30,7 +30,7 @@ def learner_state(models: Models, optimizers: Mapping[str, AdamW]) -> dict[str, 
 def restore(models: Models, optimizers: Mapping[str, AdamW], state: Mapping[str, Any]) -> None:
     """Restore the state returned by `learner_state()`.
 
-    Raises `CheckpointError`, and change nothing, if it belongs to other networks or optimizers.
+    Raises `CheckpointError`, and changes nothing, if it belongs to other networks or optimizers.
     """
     saved = _flat(state["weights"])
     weights = _flat({name: full_state(module) for name, module in _networks(models).items()})

@@ -1,7 +1,7 @@
 """Values of a row that are computed from its reduced parts, such as throughput and ratios.
 
 The mean of two rates is not the rate of the whole, and the mean of differences is not the difference of extremes.
-When the row contains both parts, the derived value replaces a reported one. A quotient by zero is left out.
+When the row contains both parts, the derived value replaces a reported one. A ratio with denominator 0 is omitted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Merging is exactly associative: sums are integers in units of the smallest float. The order of merges (micro-batch,
 rank, iteration, step) never changes a value, not even in its last bit. A quotient is rounded once, when it is read.
-NaNs are left out of every reduction and counted. A metric of NaNs only has the value NaN; an empty metric has the value
+NaNs are left out of every reduction and counted. With only NaNs a metric has the value NaN; an empty one has the value
 None. Metrics keep no tensors: every number is converted to a Python float.
 """
 

@@ -1,4 +1,4 @@
-"""What plugins and the loop work on, as protocols, and the plain types that they exchange."""
+"""Protocols of the components that the loop and plugins use, and the plain types in their signatures."""
 
 from __future__ import annotations
 

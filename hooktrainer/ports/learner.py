@@ -19,7 +19,7 @@ class Learner(Protocol):
     Otherwise it raises `NonFiniteError`. False unless a plugin sets it."""
 
     def start_step(self, step: int) -> None:
-        """Prepare the updates of a step; the present weights are its proximal policy."""
+        """Prepare the updates of a step; the current weights are its proximal policy."""
         ...
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
@@ -48,7 +48,7 @@ class Learner(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state_dict()`.
 
-        Raises `CheckpointError`, and change nothing, if the state belongs to another model.
+        Raises `CheckpointError`, and changes nothing, if the state belongs to another model.
         """
         ...
 

@@ -19,7 +19,7 @@ class RolloutEngine(WeightHolder, Protocol):
         ...
 
     def pump(self) -> None:
-        """Generate on the loop's thread, for engines without threads; raise the error of a worker that failed.
+        """Generate on the loop's thread, for engines without threads, and raise the error of a worker that failed.
 
         The loop calls it before it blocks in sampling.
         """
@@ -34,5 +34,5 @@ class RolloutEngine(WeightHolder, Protocol):
         ...
 
     def close(self) -> None:
-        """Stop and join every worker. The call may be repeated, and may come before `start`."""
+        """Stop and join every worker. It may be called repeatedly, and before `start`."""
         ...

@@ -64,7 +64,7 @@ class Canary:
             )
 
     def compare(self, found: Floats, who: str) -> float:
-        """Return the largest difference to `found`; raise `SyncError` if it exceeds `atol`.
+        """Return the largest difference to `found`. Raises `SyncError` if it exceeds `atol`.
 
         `found` has the shape (L - 1,), or (R, L - 1) from R copies of the weights. `who` names the engine in errors.
         """

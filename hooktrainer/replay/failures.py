@@ -36,7 +36,7 @@ class Failures:
     def add(self, group: Group, error: BaseException, reason: FailureReason) -> None:
         """Record a failed group and request its replacement.
 
-        A failure beyond the limit is fatal. A run that resumes from this one dispatches its prompt again.
+        A failure beyond the limit is fatal. A resumed run dispatches its prompt again.
         """
         self._counts[reason] += 1
         summary = f"group {group.number} ({group.prompt.text!r}) could not be generated ({reason})"

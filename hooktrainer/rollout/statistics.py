@@ -47,7 +47,7 @@ class RolloutStats:
             self._sync_began = None
 
     def mark(self) -> tuple[float, float]:
-        """Return the start of a wait: the present time, and the seconds of weight sync so far."""
+        """Return the start of a wait: the current time, and the seconds of weight sync so far."""
         with self._lock:
             now = perf_counter()
             return now, self._synced(now)

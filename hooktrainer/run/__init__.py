@@ -1,4 +1,4 @@
-"""From a configuration to a trainer: names, loading, composition and the run directory; the only package that wires."""
+"""From a configuration to a trainer: names, loading, composition and the run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins that every simulated run has, in addition to the one that sets the staleness strategy."""
+"""Plugins of every simulated run, in addition to the one that sets the staleness strategy."""
 
 from __future__ import annotations
 

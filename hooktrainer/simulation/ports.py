@@ -29,7 +29,7 @@ _LOGPROBS: Final = np.broadcast_to(np.float32(0), (_LONGEST,))
 class VirtualBuffer(GroupBuffer):
     """The real buffer in one thread: waiting advances the virtual clock. The ledger is checked in every step.
 
-    A run that starves without a timeout would wait for ever; here it ends with `StarvedError`.
+    A real run that starves without a timeout would never end; here it ends with `StarvedError`.
     """
 
     def __init__(self, limits: ReplayOptions | None, clock: VirtualClock) -> None:

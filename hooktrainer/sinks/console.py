@@ -48,7 +48,7 @@ class _Console(Console):
 
 @attrs.define
 class ConsoleSink:
-    """Prints rows to standard output; silent after the reader of a pipe is gone."""
+    """Prints rows to standard output; prints nothing more after the other end of a pipe is closed."""
 
     directory: Path = attrs.field(converter=Path)
     """Run directory. Its name is the title of the display."""

@@ -107,7 +107,7 @@ class JsonlSink:
         kept, deleted, unreadable, size = list[int](), list[int](), list[int](), 0
         for place, line in enumerate(io.BytesIO(self._read()), start=1):
             if not line.endswith(b"\n"):
-                break  # a row that a kill tore was never confirmed
+                break  # a row that was cut off by a kill was never confirmed
             try:
                 found = _step_of(line)
             except ValueError as error:

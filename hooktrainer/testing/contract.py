@@ -105,7 +105,7 @@ def _content(saved: Snapshot) -> Mapping[str, object]:
                 return "$tensor", str(tensor.dtype), tuple(tensor.shape), checksum(tensor)
             case {"$array": name} | {"$scalar": name}:
                 array = saved.arrays[name]
-                return [*tree], array.dtype.str, array.shape, array.tobytes()  # NaN is itself
+                return [*tree], array.dtype.str, array.shape, array.tobytes()  # NaN equals NaN
             case {"$set": members} | {"$frozenset": members}:
                 return [*tree], sorted(repr(read(member)) for member in members)
             case dict():

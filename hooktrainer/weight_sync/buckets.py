@@ -98,7 +98,7 @@ class BucketedWeights:
     """The weights of one version, cut into buckets for all engines of a sync."""
 
     def __init__(self, weights: Weights, specs: Sequence[Weights | None], bucket_bytes: int) -> None:
-        """Raise `SyncError`, listing every fault, if the weights do not fit an engine. No tensor is read for that.
+        """Raise `SyncError`, listing every fault, if the weights do not fit an engine. This reads no tensor.
 
         A `WeightSource` is read bucket by bucket. Any other mapping is read here, each tensor once.
         """

@@ -49,7 +49,7 @@ class ModulePair:
 
     @property
     def in_use(self) -> nn.Module:
-        """The module in use. The caller must know that no flip can happen meanwhile."""
+        """The module in use. No flip may happen while the caller uses it."""
         return self.modules[self._in_use[0]]
 
     @property
@@ -102,7 +102,7 @@ class ModulePair:
             self._paused = True
 
     def use(self, index: int, version: int) -> None:
-        """Give this set to new readers. A version below the present one is noted as a rollback."""
+        """Give this set to new readers. A version below the current one is recorded as a rollback."""
         with self._changed:
             if version < self._in_use[1]:
                 self._rollbacks.append(version)

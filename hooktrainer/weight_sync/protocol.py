@@ -3,8 +3,8 @@
     stage, verified by checksums → pause → flip → canary → resume
 
 No weights in use are changed before the flip. No request starts between pause and resume, so no answer starts on
-weights that are not confirmed. On a failure at any point, every engine is restored to the version before and resumed,
-and the error is raised. From the first check to the last resume, no other sync uses the transport or the engines.
+weights that are not confirmed. On a failure at any point, every engine is restored to the previous version and
+resumed, and the error is raised. From the first check to the last resume, no other sync uses the transport or the engines.
 A transport implements `_stage`, which moves the bytes.
 """
 
@@ -78,7 +78,7 @@ class SyncAttempt:
         return worst
 
     def undo(self, error: BaseException) -> None:
-        """Restore the version before on every engine, and resume; a failure of one engine does not stop the others.
+        """Restore the previous version on every engine, and resume; a failure of one engine does not stop the others.
 
         Failures become notes on `error`. An interrupt that arrives meanwhile is raised at the end.
         """

@@ -53,7 +53,7 @@ class Checkpoint(Plugin):
 
     in_memory: bool = True
     """Keep a copy of the last complete step in memory, and save it if the run ends in the middle of the next step.
-    Disable it for models that do not fit twice; such an end then loses the steps after the last save."""
+    Disable it for models that do not fit into memory twice; such a run then loses the steps after the last save."""
 
     patience_s: float = attrs.field(default=60.0, validator=gt(0))
     """Seconds that an interrupted run waits for the disk before it abandons the save."""

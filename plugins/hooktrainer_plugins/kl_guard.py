@@ -21,7 +21,7 @@ _LOG: Final = logging.getLogger("hooktrainer")
 class KLGuard(Plugin):
     """Compare a metric, a divergence by default, with a limit in every row that has it; NaN is above the limit.
 
-    A metric that no row had so far is treated as misspelt and fails the run. A metric of validation (`val/...`) fails
+    A metric that no row has had yet is treated as misspelt and fails the run. A metric of validation (`val/...`) fails
     the run only in a step with validation.
     """
 

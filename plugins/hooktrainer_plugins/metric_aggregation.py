@@ -33,7 +33,7 @@ class MetricAggregation(Plugin):
 
     @on(FitEnd, priority=Priority.REDUCE, adds=["metrics.row"], makes=["metrics.row"])
     def finish(self, event: FitEnd) -> None:
-        """Seal the row of a complete step that broke before it was reduced; it may lack its validation score."""
+        """Seal the row of a complete step that failed before REDUCE; the row may lack its validation score."""
         if event.record is not None and not event.record.sealed:
             event.record.add({"training/unscored": Last(1)})
             event.record.seal(derive)

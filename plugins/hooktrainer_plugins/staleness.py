@@ -27,7 +27,7 @@ class Staleness(Plugin):
     """Set how the replay buffer bounds staleness: the age of training data in weight versions, where 1 is fresh."""
 
     max_off_policy_threshold: int = attrs.field(default=4, validator=attrs.validators.ge(1))
-    """T, the largest staleness that counts as fresh enough; the smallest staleness is 1."""
+    """T, the largest staleness that is fresh enough to train on; the smallest staleness is 1."""
 
     max_off_policy_strategy: str = STRATEGIES.option("drop")
     """`drop` evicts finished groups with S > T. `requeue` does too, and dispatches their prompts again. `wait` blocks

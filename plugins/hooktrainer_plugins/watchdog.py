@@ -19,7 +19,7 @@ from hooktrainer.events import FitEnd, FitStart, StepStart
 class Watchdog(Plugin):
     """Print the stack of every thread to standard error while a step hangs; the run continues.
 
-    The time before the first step and the end of the run are watched like steps. A call that holds the GIL is printed
+    The start and the end of the run are watched like steps. A call that holds the GIL is printed
     once it releases it.
     """
 

@@ -69,7 +69,7 @@ class WorkerHandle:
         self._given += 1
 
     def send(self, message: object, seconds: float | None = None) -> bool:
-        """Send a message; return False if the pipe stays full for so long. A dead worker counts as sent to."""
+        """Send a message; return False if the pipe stays full for `seconds`. For a dead worker, return True."""
         if not self._sending.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
             return False
         try:
@@ -82,7 +82,7 @@ class WorkerHandle:
             self._sending.release()
 
     def _is_writable(self, seconds: float) -> bool:
-        """Return whether a short message can be sent without blocking, within so many seconds."""
+        """Return whether a short message can be sent without blocking, within this many seconds."""
         poll = select.poll()
         try:
             poll.register(self.connection, select.POLLOUT)

@@ -254,7 +254,7 @@ class WorkerPool:
 
 
 def _join(workers: Sequence[WorkerHandle], seconds: float | None) -> None:
-    """Wait until all workers are dead, for at most so many seconds."""
+    """Wait until all workers are dead, for at most this many seconds."""
     deadline = None if seconds is None else monotonic() + seconds
     for worker in workers:
         wait([worker.process.sentinel], None if deadline is None else max(0.0, deadline - monotonic()))
