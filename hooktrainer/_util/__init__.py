@@ -2,4 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["clock", "files", "imports", "machine", "random_state", "registry", "shutdown", "signals", "streams"]
+__all__ = [
+    "clock",
+    "files",
+    "imports",
+    "lazy_exports",
+    "machine",
+    "random_state",
+    "registry",
+    "shutdown",
+    "signals",
+    "streams",
+]

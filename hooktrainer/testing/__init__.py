@@ -8,8 +8,9 @@ def test_value_above_the_limit_stops_the_run() -> None:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from hooktrainer._util.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from hooktrainer.testing.contract import check_order_independent, check_plugin, fake_ports
@@ -46,24 +47,18 @@ __all__ = [
     "fake_ports",
 ]
 
-_HOMES = {
-    "FakeBus": "fake_bus",
-    "FakeCheckpointStore": "fake_state",
-    "FakeEngine": "fake_engine",
-    "FakeRunState": "fake_state",
-    "FakeTransport": "fake_engine",
-    "check_order_independent": "contract",
-    "check_plugin": "contract",
-    "fake_ports": "contract",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a name at its first use, because pytest loads this package in every project for its fixture."""
-    if name not in __all__:
-        raise AttributeError(f"module 'hooktrainer.testing' has no attribute '{name}'")
-    return getattr(import_module(f"hooktrainer.testing.{_HOMES.get(name, 'fakes')}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+# Imported on first use, because pytest loads this package in every project for its fixture.
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        **dict.fromkeys(__all__, "fakes"),
+        "FakeBus": "fake_bus",
+        "FakeCheckpointStore": "fake_state",
+        "FakeEngine": "fake_engine",
+        "FakeRunState": "fake_state",
+        "FakeTransport": "fake_engine",
+        "check_order_independent": "contract",
+        "check_plugin": "contract",
+        "fake_ports": "contract",
+    },
+)

@@ -4,8 +4,8 @@
 
 No weights in use are changed before the flip. No request starts between pause and resume, so no answer starts on
 weights that are not confirmed. On a failure at any point, every engine is restored to the previous version and
-resumed, and the error is raised. From the first check to the last resume, no other sync uses the transport or the engines.
-A transport implements `_stage`, which moves the bytes.
+resumed, and the error is raised. From the first check to the last resume, no other sync uses the transport or the
+engines. A transport implements `_stage`, which moves the bytes.
 """
 
 from __future__ import annotations
