@@ -464,7 +464,7 @@ class TestSignals:
         )
         assert text.startswith("plugins[6]: a run has only one checkpoint, and plugins[5] is one:")
 
-    def test_three_of_a_kind_are_two_messages(self) -> None:
+    def test_three_plugins_of_which_a_run_has_one_give_two_messages(self) -> None:
         text = faults_of(
             *(PlacedPlugin.of(each(), place) for place, each in enumerate([*QUICKSTART, *[Checkpoint] * 3]))
         )

@@ -83,19 +83,21 @@ def assert_on_policy(found: dict[str, float]) -> None:
         {"adv_estimator": "gae", "critic_use": "model", "kl_coeff": 0.1, "iterations_per_step": 2},
     ],
 )
-def test_dropout_does_not_make_a_policy_differ_from_itself(p: float, proximal: str, others: dict[str, object]) -> None:
+def test_first_update_with_dropout_is_on_policy(p: float, proximal: str, others: dict[str, object]) -> None:
     assert_on_policy(first_update(nn.Dropout(p), proximal_policy=proximal, **others))
 
 
 @pytest.mark.parametrize("proximal", ["bypass", "recompute"])
 @pytest.mark.parametrize("layer", [lambda: OverTokens(16), lambda: nn.Sequential(nn.AlphaDropout(0.3))])
-def test_other_layers_that_depend_on_the_mode_do_not_either(layer: Callable[[], nn.Module], proximal: str) -> None:
+def test_first_update_with_layers_that_depend_on_the_mode_is_on_policy(
+    layer: Callable[[], nn.Module], proximal: str
+) -> None:
     found = first_update(layer(), proximal_policy=proximal, kl_coeff=0.1, micro_batch_size=2)
     assert_on_policy(found)
 
 
 @pytest.mark.parametrize("proximal", ["bypass", "recompute"])
-def test_dropout_in_an_adapter_does_not_either(proximal: str) -> None:
+def test_first_update_with_dropout_in_an_adapter_is_on_policy(proximal: str) -> None:
     model = build()
     add_lora(model, targets=["qkv"], rank=2, alpha=4.0)
     nn.init.normal_(model.layers[0].qkv.lora_b)

@@ -95,7 +95,7 @@ def test_the_conversion_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages == [converted("1 of 10")]
 
 
-def test_tied_and_frozen_tensors_and_wider_ones_remain_as_they_are() -> None:
+def test_tied_frozen_and_wider_tensors_are_unchanged() -> None:
     model = build(torch.bfloat16, tied=True)
     model.positions.weight.requires_grad_(requires_grad=False)
     learner(model)

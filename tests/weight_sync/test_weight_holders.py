@@ -120,7 +120,9 @@ class TestFailures:
             assert_holds(engine, 1)
 
     @pytest.mark.parametrize("name", ["fake", "inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
-    def test_requests_are_answered_from_the_version_before(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_requests_are_answered_from_the_old_version_after_a_failed_call(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         engine, queue = make(name), Queue()
         publish(engine, 1)
         engine.start(queue)
@@ -153,7 +155,7 @@ class TestUnflip:
         engine.unflip()
         assert_holds(engine, 1)
 
-    def test_a_flip_before_the_last_stage_is_kept(self, engine: RolloutEngine) -> None:
+    def test_unflip_keeps_a_flip_from_before_the_last_stage(self, engine: RolloutEngine) -> None:
         publish(engine, 2)
         engine.stage(weights_of(3), 3)
         engine.unflip()
@@ -177,7 +179,7 @@ class TestStage:
         engine.flip()
         assert_holds(engine, 2)
 
-    def test_checksums_are_those_of_the_engines_own_copy(self, engine: RolloutEngine) -> None:
+    def test_stage_returns_checksums_of_a_copy(self, engine: RolloutEngine) -> None:
         weights = {name: tensor.clone() for name, tensor in weights_of(2).items()}
         held = engine.stage(weights, 2)
         assert held == {name: checksum(tensor) for name, tensor in weights.items()}
@@ -192,7 +194,7 @@ class TestStage:
         engine.flip()
         assert_holds(engine, 2)
 
-    def test_a_newer_version_discards_what_was_staged(self, engine: RolloutEngine) -> None:
+    def test_stage_of_a_newer_version_discards_staged_buckets(self, engine: RolloutEngine) -> None:
         name, tensor = next(iter(weights_of(2).items()))
         engine.stage({name: tensor + 7}, 2)
         for bucket in split(weights_of(3)):
@@ -218,12 +220,12 @@ def test_a_transport_refuses_an_engine_that_holds_other_bytes(transport: type) -
 
 
 class TestFlip:
-    def test_without_staged_weights_it_is_refused(self, engine: RolloutEngine) -> None:
+    def test_flip_without_staged_weights_is_refused(self, engine: RolloutEngine) -> None:
         with pytest.raises(SyncError):
             engine.flip()
         assert_holds(engine, 1)
 
-    def test_twice_it_is_refused_and_both_can_be_undone(self, engine: RolloutEngine) -> None:
+    def test_second_flip_is_refused_and_the_first_can_be_undone(self, engine: RolloutEngine) -> None:
         engine.stage(weights_of(2), 2)
         engine.flip()
         with pytest.raises(SyncError):
