@@ -1,6 +1,8 @@
 """One checkpoint: a directory of data files, and a manifest with their checksums that is written last.
 
-`state.json` holds every part with its step, and refers to tensors and arrays in the safetensors files by name.
+`state.json` holds every part with its step, and refers to tensors and arrays in the safetensors files by name. It also
+holds the checksums of these files, and each of them holds its step. A file of another checkpoint is therefore refused,
+even if the manifest is changed to fit it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from hooktrainer._util import files
 from hooktrainer.errors import CheckpointError
 from hooktrainer.ports import Snapshot
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.json"
 TENSORS: Final = "tensors.safetensors"
@@ -37,17 +39,23 @@ class Manifest:
 
 def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> None:
     """Write a snapshot to an empty directory. Raises `OSError` or `CheckpointError` if that fails."""
-    parts = {name: {"step": snapshot.step, "state": tree} for name, tree in snapshot.parts.items()}
-    files.write(directory / STATE, _to_json({"format": FORMAT, "step": snapshot.step, "parts": parts}))
     _write_tensors(snapshot, directory)
-    written = {}
-    for path in sorted(directory.iterdir()):
-        path.chmod(directory.stat().st_mode & 0o666)  # safetensors creates files with mode 600
-        files.sync(path)
-        written[path.name] = {"bytes": path.stat().st_size, "sha256": _checksum(path)}
+    written = {path.name: _synced(path) for path in sorted(directory.iterdir())}
+    parts = {name: {"step": snapshot.step, "state": tree} for name, tree in snapshot.parts.items()}
+    checksums = {name: file["sha256"] for name, file in written.items()}
+    state = {"format": FORMAT, "step": snapshot.step, "files": checksums, "parts": parts}
+    files.write(directory / STATE, _to_json(state))
+    written[STATE] = _synced(directory / STATE)
     body = {"format": FORMAT, "step": snapshot.step, "scores": dict(scores), "files": written}
     files.write(directory / MANIFEST, _to_json({"body": body, "sha256": _checksum_of(body)}))
     files.sync(directory)
+
+
+def _synced(path: Path) -> Mapping[str, Any]:
+    """Sync a file to disk; return its size and checksum."""
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors creates files with mode 600
+    files.sync(path)
+    return {"bytes": path.stat().st_size, "sha256": _checksum(path)}
 
 
 def _write_tensors(snapshot: Snapshot, directory: Path) -> None:
@@ -78,6 +86,8 @@ def read_manifest(directory: Path) -> Manifest:
             raise ValueError(f"it has format {body['format']}; this version of hooktrainer reads {FORMAT}")
         if not body["files"].keys() <= {STATE, TENSORS, ARRAYS}:
             raise ValueError("it lists files that are not part of a checkpoint")
+        if STATE not in body["files"]:
+            raise ValueError(f"it does not list {STATE}")
         scores = {str(metric): float(score) for metric, score in body["scores"].items()}
         return Manifest(step=int(body["step"]), scores=scores, files=body["files"])
     except FileNotFoundError:
@@ -95,12 +105,26 @@ def read(directory: Path) -> Snapshot:
         state = _from_json((directory / STATE).read_bytes())
         parts = {name: part["state"] for name, part in state["parts"].items()}
         stamps = {state["step"], *(part["step"] for part in state["parts"].values())}
-        tensors, arrays = _tensors(directory, manifest), _arrays(directory, manifest)
+        checksums = dict(state["files"])
+        tensors, stamp_of_tensors = _load(directory / TENSORS, "pt") if TENSORS in manifest.files else ({}, None)
+        arrays, stamp_of_arrays = _load(directory / ARRAYS, "np") if ARRAYS in manifest.files else ({}, None)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"it cannot be read: {error}") from error
     if stamps != {manifest.step}:
         raise CheckpointError(f"its parts are of the steps {sorted(stamps)}, its manifest is of step {manifest.step}")
+    _check_origin(manifest, checksums, {TENSORS: stamp_of_tensors, ARRAYS: stamp_of_arrays})
     return Snapshot(step=manifest.step, parts=parts, tensors=tensors, arrays=arrays)
+
+
+def _check_origin(manifest: Manifest, checksums: Mapping[str, str], stamps: Mapping[str, str | None]) -> None:
+    """Raise `CheckpointError` if a file is not the one that was saved with `state.json`."""
+    for name, stamp in stamps.items():
+        if name in manifest.files and stamp != str(manifest.step):
+            found = "has no stamp" if stamp is None else f"is of step {stamp}"
+            raise CheckpointError(f"{name} {found}, its manifest is of step {manifest.step}")
+        listed = manifest.files.get(name, {}).get("sha256")
+        if listed != checksums.get(name):
+            raise CheckpointError(f"{name} is not the file that was saved with {STATE}")
 
 
 def _check(path: Path, expected: Mapping[str, Any]) -> None:
@@ -116,28 +140,15 @@ def _check(path: Path, expected: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
 
 
-def _tensors(directory: Path, manifest: Manifest) -> Mapping[str, Any]:
-    if TENSORS not in manifest.files:
-        return {}
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _load(path: Path, framework: str) -> tuple[Mapping[str, Any], str | None]:
+    """Return the tensors or arrays of a file, and the step in its own stamp."""
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return load_file(directory / TENSORS)
+        with safe_open(path, framework) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get("step")  # noqa: SIM118 (it is no mapping)
     except SafetensorError as error:
-        raise ValueError(f"{TENSORS}: {error}") from error
-
-
-def _arrays(directory: Path, manifest: Manifest) -> Mapping[str, Any]:
-    if ARRAYS not in manifest.files:
-        return {}
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return load_file(directory / ARRAYS)
-    except SafetensorError as error:
-        raise ValueError(f"{ARRAYS}: {error}") from error
+        raise ValueError(f"{path.name}: {error}") from error
 
 
 def _checksum(path: Path) -> str:

@@ -165,6 +165,73 @@ class TestLoadNewest:
         with pytest.raises(CheckpointError, match="checksum of tensors.safetensors is wrong"):
             Store.read(second)
 
+    @pytest.mark.parametrize(("name", "found"), [("tensors.safetensors", 4), ("arrays.safetensors", 4)])
+    def test_a_file_of_another_step_is_refused_by_its_own_stamp(self, store: Store, name: str, found: int) -> None:
+        first, second = store.save(snapshot(4)), store.save(snapshot(5))
+        shutil.copy(first / name, second / name)
+        rewrite_manifest(second, name)
+
+        with pytest.raises(CheckpointError, match=f"{name} is of step {found}, its manifest is of step 5"):
+            Store.read(second)
+        assert newest(store) == 4
+
+    def test_the_state_of_another_step_is_refused_by_its_own_stamp(self, store: Store) -> None:
+        first, second = store.save(snapshot(4)), store.save(snapshot(5))
+        shutil.copy(first / "state.json", second / "state.json")
+        rewrite_manifest(second, "state.json")
+
+        with pytest.raises(CheckpointError, match=r"its parts are of the steps \[4\], its manifest is of step 5"):
+            Store.read(second)
+
+    @pytest.mark.parametrize("names", [FILES[:1], FILES[1:2], FILES[:2], FILES[2:3]], ids="+".join)
+    def test_a_file_of_another_run_is_refused_though_its_step_is_the_same(
+        self, store: Store, tmp_path: Path, names: tuple[str, ...]
+    ) -> None:
+        parts = {"learner": {"w": torch.full((100,), -4.0)}, "plugins": {"n": 4, "a": np.arange(4) + 1}}
+        other, own = Store(tmp_path / "other").save(encode(4, parts)), store.save(snapshot(4))
+        for name in names:
+            shutil.copy(other / name, own / name)
+            rewrite_manifest(own, name)
+
+        with pytest.raises(
+            CheckpointError, match=r"(tensors|arrays)\.safetensors is not the file that was saved with state"
+        ):
+            Store.read(own)
+
+    def test_a_file_without_a_stamp_is_refused(self, store: Store) -> None:
+        path = store.save(snapshot(4))
+        safetensors.torch.save_file({"learner/w": torch.full((100,), 4.0)}, path / "tensors.safetensors")
+        rewrite_manifest(path, "tensors.safetensors")
+
+        with pytest.raises(CheckpointError, match=r"tensors\.safetensors has no stamp, its manifest is of step 4"):
+            Store.read(path)
+
+    @pytest.mark.parametrize("name", FILES[:2])
+    def test_a_file_that_is_left_out_of_the_manifest_is_missed(self, store: Store, name: str) -> None:
+        store.save(snapshot(3))
+        path = store.save(snapshot(4))
+        (path / name).unlink()
+        rewrite_manifest(path, name)
+
+        with pytest.raises(CheckpointError, match=f"{name} is not the file that was saved with state.json"):
+            Store.read(path)
+        assert newest(store) == 3
+
+    def test_tensors_and_arrays_that_changed_places_are_refused(self, store: Store) -> None:
+        path = store.save(snapshot(4))
+        (path / "tensors.safetensors").rename(path / "kept")
+        (path / "arrays.safetensors").rename(path / "tensors.safetensors")
+        (path / "kept").rename(path / "arrays.safetensors")
+        for name in FILES[:2]:
+            rewrite_manifest(path, name)
+
+        with pytest.raises(CheckpointError, match="is not the file that was saved with state"):
+            Store.read(path)
+
+    def test_a_checkpoint_may_be_moved_as_a_whole(self, store: Store, tmp_path: Path) -> None:
+        path = store.save(snapshot(4)).rename(tmp_path / "step_00000004")
+        assert step_of(Store.read(path)) == 4
+
     def test_prepare_sets_later_checkpoints_aside_and_removes_unfinished_saves(self, store: Store) -> None:
         for step in (3, 4, 5):
             store.save(snapshot(step))
@@ -230,7 +297,9 @@ def rewrite_manifest(path: Path, name: str) -> None:
 
     body = json.loads((path / "manifest.json").read_bytes())["body"]
     target = path / name
-    body["files"][name] = {"bytes": target.stat().st_size, "sha256": file_format._checksum(target)}
+    body["files"].pop(name, None)
+    if target.exists():
+        body["files"][name] = {"bytes": target.stat().st_size, "sha256": file_format._checksum(target)}
     whole = {"body": body, "sha256": file_format._checksum_of(body)}
     (path / "manifest.json").write_bytes(file_format._to_json(whole))
 
