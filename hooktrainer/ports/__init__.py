@@ -16,7 +16,7 @@ from hooktrainer.ports.groups import (
     Tokens,
     Trajectory,
 )
-from hooktrainer.ports.learner import KLControl, Learner, SupportsTrainable
+from hooktrainer.ports.learner import KLControl, Learner, SupportsLogprobs, SupportsSkipping, SupportsTrainable
 from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
 from hooktrainer.ports.rollout import RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful
@@ -53,6 +53,8 @@ __all__ = [
     "Stateful",
     "StoredCheckpoint",
     "Strategy",
+    "SupportsLogprobs",
+    "SupportsSkipping",
     "SupportsTrainable",
     "Task",
     "Tokens",

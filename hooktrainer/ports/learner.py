@@ -11,12 +11,10 @@ from hooktrainer.ports.weight_sync import Weights
 
 @runtime_checkable
 class Learner(Protocol):
-    """Owns the weights that are trained."""
+    """Owns the weights that are trained.
 
-    skips_nonfinite: bool
-    """Whether an update with a non-finite loss or gradient is skipped and counted in `actor/skipped_updates`.
-
-    Otherwise it raises `NonFiniteError`. False unless a plugin sets it."""
+    A learner may also implement `SupportsLogprobs`, `SupportsSkipping`, `SupportsTrainable` and `KLControl`.
+    """
 
     def start_step(self, step: int) -> None:
         """Prepare the updates of a step; the current weights are its proximal policy."""
@@ -29,15 +27,7 @@ class Learner(Protocol):
     def weights(self) -> Weights:
         """Return the weights for engines: all parameters and buffers by name, adapters merged. They are not copied.
 
-        A learner that computes some of them returns a `WeightSource`. A learner that trains other tensors than it
-        publishes also implements `SupportsTrainable`.
-        """
-        ...
-
-    def logprobs(self, tokens: Tokens) -> Floats:
-        """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,).
-
-        Use the sampling temperature. Weight sync compares engines with these values.
+        A learner that computes some of them returns a `WeightSource`.
         """
         ...
 
@@ -51,6 +41,28 @@ class Learner(Protocol):
         Raises `CheckpointError`, and changes nothing, if the state belongs to another model.
         """
         ...
+
+
+@runtime_checkable
+class SupportsLogprobs(Protocol):
+    """A learner that scores a text, so that weight sync can compare engines with it."""
+
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,).
+
+        Use the sampling temperature.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsSkipping(Protocol):
+    """A learner that can skip an update whose loss or gradient is not finite."""
+
+    skips_nonfinite: bool
+    """Whether such an update is skipped and counted in `actor/skipped_updates`. Otherwise it raises `NonFiniteError`.
+
+    False unless a plugin sets it."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import attrs
 from attrs.validators import and_, ge, gt, in_, instance_of
@@ -31,3 +31,23 @@ class SamplingOptions:
     sync_timeout_s: float = attrs.field(default=600.0, converter=float, validator=gt(0.0))
     """Seconds that a weight sync waits for answers that started two versions ago, and for each reply of a worker
     process. A process that exceeds it is killed and restarted; a thread that exceeds it fails the run."""
+
+
+@runtime_checkable
+class HasWorkers(Protocol):
+    """Options of an engine that generates in workers, while the learner trains."""
+
+    workers: int
+    """Number of workers."""
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """Options of an engine whose workers decode many answers at once."""
+
+    batching: str
+    """`continuous`, or `group` for one group at a time."""
+    n: int
+    """Answers to each prompt."""
+    slots: int
+    """Answers that a worker decodes at once with `continuous`."""

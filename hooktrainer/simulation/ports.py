@@ -195,7 +195,6 @@ class SimulatedLearner:
     """Consumes the time of an update."""
 
     def __init__(self, clock: VirtualClock, seconds: Callable[[int], float]) -> None:
-        self.skips_nonfinite = False
         self._clock = clock
         self._seconds = seconds
         self.busy_s = 0.0
@@ -217,10 +216,6 @@ class SimulatedLearner:
     def weights(self) -> Any:
         """Return no weights."""
         return {}
-
-    def logprobs(self, tokens: Tokens) -> Floats:
-        """Raise `NotImplementedError`: there is no model."""
-        raise NotImplementedError
 
     def state_dict(self) -> Mapping[str, object]:
         """Return nothing: a simulation is not saved."""

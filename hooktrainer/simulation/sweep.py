@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -13,6 +13,7 @@ from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError, RunError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import option_fields
+from hooktrainer.rollout.options import HasSlots, HasWorkers
 from hooktrainer.run.composition import Composition, compose
 from hooktrainer.simulation.outcome import Outcome
 from hooktrainer.simulation.run import Simulation
@@ -55,7 +56,7 @@ def sweep(
             f"--thresholds needs a plugin that makes '{POLICY}' and has the option {THRESHOLD}; add staleness"
         )
     for chosen in dict.fromkeys(thresholds or (threshold,)):
-        for count in dict.fromkeys(workers or (getattr(rollout, "workers", 1),)):
+        for count in dict.fromkeys(workers or (rollout.workers if isinstance(rollout, HasWorkers) else 1,)):
             groups_at_once = count * groups_per_worker(rollout)
             found = Row(threshold=chosen, workers=count, groups_at_once=groups_at_once)
             try:
@@ -64,11 +65,11 @@ def sweep(
                 yield attrs.evolve(found, reason=str(error))
 
 
-def groups_per_worker(rollout: Any) -> int:
+def groups_per_worker(rollout: object) -> int:
     """Return how many groups one worker of the engine generates at once."""
-    if getattr(rollout, "batching", "group") == "group":
-        return 1
-    return max(1, int(rollout.slots) // int(rollout.n))
+    if isinstance(rollout, HasSlots) and rollout.batching != "group":
+        return max(1, rollout.slots // rollout.n)
+    return 1
 
 
 def policy_entries(plan: Plan) -> tuple[PlacedPlugin, ...]:
@@ -96,5 +97,5 @@ def _outcome(config: Config, name: str | None, row: Row, schedule: Schedule, ste
         limits=config.replay,
         groups_at_once=row.groups_at_once,
         # An engine without workers generates on the thread of the loop, while the loop waits for groups.
-        overlaps=hasattr(composition.rollout, "workers"),
+        overlaps=isinstance(composition.rollout, HasWorkers),
     ).run()

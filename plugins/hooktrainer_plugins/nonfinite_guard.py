@@ -13,7 +13,7 @@ from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.events import FitStart, IterationEnd, StepStart
 from hooktrainer.metrics import Sum, plain
 from hooktrainer.plugin import port, state
-from hooktrainer.ports import Learner, RunState, Snapshot
+from hooktrainer.ports import Learner, RunState, Snapshot, SupportsSkipping
 
 _LOG: Final = logging.getLogger("hooktrainer")
 SKIPPED: Final = "actor/skipped_updates"
@@ -42,12 +42,12 @@ class NonfiniteGuard(Plugin):
     @on(FitStart, priority=Priority.CLEANUP, makes=["learner.skips_nonfinite"])
     def enable_skipping(self, _event: FitStart) -> None:
         """Make the learner skip updates that are not finite. Raises `ConfigError` if it cannot."""
-        if not hasattr(self.learner, "skips_nonfinite"):
+        if not isinstance(self.learner, SupportsSkipping):
             raise ConfigError(
                 f"{type(self.learner).__name__} has no attribute skips_nonfinite, which nonfinite_guard sets. Add "
-                "`skips_nonfinite = False` to the class; while it is True, `update` must skip an update that is not "
-                f"finite and report the number of skipped updates as `{SKIPPED}`. Or remove nonfinite_guard from the "
-                "plugins."
+                "`skips_nonfinite = False` to the class, as documented in `hooktrainer.ports.SupportsSkipping`; while "
+                "it is True, `update` must skip an update that is not finite and report the number of skipped updates "
+                f"as `{SKIPPED}`. Or remove nonfinite_guard from the plugins."
             )
         self.learner.skips_nonfinite = True
 

@@ -21,6 +21,7 @@ from hooktrainer.ports import (
     PromptSource,
     ReplayBuffer,
     RolloutEngine,
+    SupportsLogprobs,
     SupportsTrainable,
     WeightTransport,
 )
@@ -84,11 +85,11 @@ class WeightSync(Plugin):
         )
 
     def _make_canary(self) -> Canary:
-        """Return the canary with the learner's current log-probabilities."""
-        if not callable(logprobs := getattr(self.learner, "logprobs", None)):
+        """Return the canary with the learner's present log-probabilities."""
+        if not isinstance(self.learner, SupportsLogprobs):
             raise SyncError(
                 f"{type(self.learner).__name__} has no logprobs(tokens), with which engines are compared after a sync. "
-                "Implement it as documented in `hooktrainer.ports.Learner`, or turn the canary off: "
+                "Implement it as documented in `hooktrainer.ports.SupportsLogprobs`, or turn the canary off: "
                 "{use: weight_sync, canary: false}"
             )
         if not (prompts := self.prompts.heldout(1)) or not len(prompts[0].tokens):
@@ -98,4 +99,4 @@ class WeightSync(Plugin):
             )
         text = prompts[0].tokens
         tokens = np.resize(text, min(max(2, len(text)), _LONGEST_CANARY))  # repeats a single token
-        return Canary(tokens=tokens, logprobs=np.asarray(logprobs(tokens)), atol=self.canary_atol)
+        return Canary(tokens=tokens, logprobs=np.asarray(self.learner.logprobs(tokens)), atol=self.canary_atol)

@@ -25,6 +25,23 @@ DONE = {"lr": 0.01, "weight_decay": 0.0, "grad_clip": 1e9}
 LONGEST = 8
 
 
+class MinimalLearner:
+    """A learner with the required methods only."""
+
+    def start_step(self, step: int) -> None: ...
+
+    def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
+        return {}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {"w": torch.zeros(1)}
+
+    def state_dict(self) -> Mapping[str, object]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None: ...
+
+
 def build(dtype: torch.dtype = torch.float32, **options: object) -> nn.Module:
     model = DecoderOptions(layers=1, width=16, heads=2, **options).build(vocab_size=VOCAB, max_length=16, seed=0)
     return model.to(dtype)

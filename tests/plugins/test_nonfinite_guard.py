@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.learners import MinimalLearner
 from hooktrainer import Trainer, build_trainer
 from hooktrainer.errors import ConfigError, NonFiniteError
 from hooktrainer.events import FitStart, IterationEnd, StepEnd, StepStart
 from hooktrainer.metrics import Sum
+from hooktrainer.ports import Learner
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.testing import FakeBus, FakeLearner, FakeRunState, check_plugin
 from hooktrainer_plugins.nonfinite_guard import NonfiniteGuard
@@ -98,9 +100,13 @@ def test_rollback_restores_the_same_weights_after_any_earlier_capture(latest: in
 
 
 def test_learner_without_skips_nonfinite_is_refused_at_fit_start() -> None:
-    guard = NonfiniteGuard(learner=object(), run=FakeRunState())
+    guard = NonfiniteGuard(learner=MinimalLearner(), run=FakeRunState())
 
-    with pytest.raises(ConfigError, match=r"object has no attribute skips_nonfinite.* Add `skips_nonfinite = False`"):
+    assert isinstance(guard.learner, Learner)
+    expected = (
+        r"MinimalLearner has no attribute skips_nonfinite.* Add `skips_nonfinite = False`.*ports\.SupportsSkipping"
+    )
+    with pytest.raises(ConfigError, match=expected):
         FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
 
 

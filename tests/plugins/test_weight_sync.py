@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.learners import MinimalLearner
 from hooktrainer.errors import SyncError
 from hooktrainer.events import FitStart, StepEnd, WeightsSynced
-from hooktrainer.ports import Prompt
+from hooktrainer.ports import Learner, Prompt
 from hooktrainer.testing import (
     FakeBuffer,
     FakeBus,
@@ -110,12 +111,13 @@ class WithoutScores(FakeLearner):
     logprobs = None
 
 
-def test_learner_without_logprobs_is_refused_before_staging() -> None:
-    engine = FakeEngine()
-    bus = FakeBus(weight_sync(FakeTransport(), engine, learner=WithoutScores()), provides=["metrics.row"])
-    with pytest.raises(
-        SyncError, match=r"WithoutScores has no logprobs\(tokens\).*\{use: weight_sync, canary: false\}"
-    ):
+@pytest.mark.parametrize("learner", [WithoutScores(), MinimalLearner()])
+def test_learner_without_logprobs_is_refused_before_staging(learner: Learner) -> None:
+    assert isinstance(learner, Learner)
+    engine, name = FakeEngine(), type(learner).__name__
+    bus = FakeBus(weight_sync(FakeTransport(), engine, learner=learner), provides=["metrics.row"])
+    expected = rf"{name} has no logprobs\(tokens\).*ports\.SupportsLogprobs.*\{{use: weight_sync, canary: false\}}"
+    with pytest.raises(SyncError, match=expected):
         bus.fire(StepEnd, step=1)
     assert engine.calls == []
 

@@ -402,6 +402,8 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.RunState: FakeRunState(),
         port_types.Sink: FakeSink(),
         port_types.Stateful: FakeLearner(),
+        port_types.SupportsLogprobs: FakeLearner(),
+        port_types.SupportsSkipping: FakeLearner(),
         port_types.SupportsTrainable: AdapterLearner(),
         port_types.Task: FakeTask(),
         port_types.WeightHolder: FakeEngine(),
