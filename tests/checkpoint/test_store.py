@@ -198,6 +198,23 @@ class TestLoadNewest:
         ):
             Store.read(own)
 
+    def test_the_manifest_of_another_run_does_not_fit(self, store: Store, tmp_path: Path) -> None:
+        parts = {"learner": {"w": torch.full((100,), -4.0)}, "plugins": {"n": 4, "a": np.arange(4) + 1}}
+        other, own = Store(tmp_path / "other").save(encode(4, parts)), store.save(snapshot(4))
+        shutil.copy(other / "manifest.json", own / "manifest.json")
+
+        with pytest.raises(CheckpointError, match="the checksum of .* is wrong"):
+            Store.read(own)
+
+    def test_a_manifest_without_the_state_is_refused(self, store: Store) -> None:
+        path = store.save(snapshot(4))
+        (path / "state.json").rename(path / "kept")
+        rewrite_manifest(path, "state.json")
+        (path / "kept").rename(path / "state.json")
+
+        with pytest.raises(CheckpointError, match=r"it does not list state\.json"):
+            Store.read(path)
+
     def test_a_file_without_a_stamp_is_refused(self, store: Store) -> None:
         path = store.save(snapshot(4))
         safetensors.torch.save_file({"learner/w": torch.full((100,), 4.0)}, path / "tensors.safetensors")

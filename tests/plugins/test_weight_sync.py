@@ -55,6 +55,19 @@ def test_publish_at_fit_start_emits_no_weights_synced() -> None:
     assert (transport.published, bus.emitted) == ([0], ())
 
 
+def test_the_first_publish_of_a_resumed_run_replaces_the_newer_version_of_an_engine_that_outlived_the_run() -> None:
+    plugin = weight_sync(FakeTransport())
+    plugin.engine.stage({"updates": 9}, 9)
+    plugin.engine.flip()
+    bus = FakeBus(plugin, provides=["metrics.row"])
+    bus.fire(FitStart)
+    assert plugin.engine.version == 0
+    bus.fire(StepEnd, step=1)
+    with pytest.raises(SyncError, match=r"engine 0 \(FakeEngine\) already holds version 1, and versions only rise"):
+        bus.fire(StepEnd, step=1)
+    assert (plugin.engine.version, plugin.engine.paused, bus.emitted) == (1, False, ())
+
+
 def test_step_end_publishes_the_version_of_its_step_and_emits_weights_synced_once() -> None:
     transport, engine = FakeTransport(), FakeEngine()
     bus = FakeBus(weight_sync(transport, engine), provides=["metrics.row"])

@@ -109,6 +109,28 @@ class TestFailures:
                 publish(engine, 2)
         assert_holds(engine, 1)
 
+    @pytest.mark.parametrize("transport", [SameHostTransport, FakeTransport])
+    @pytest.mark.parametrize("call", ["stage", "flip"])
+    def test_a_publish_inside_another_one_is_refused_and_the_engine_is_not_paused(
+        self, engine: RolloutEngine, call: str, transport: type, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        method = getattr(engine, call)
+
+        def publish_again(*args: object) -> object:
+            publish(engine, 3, transport)
+            return method(*args)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(engine, call, publish_again)
+            with pytest.raises(SyncError, match="version 3 was not published: this thread is publishing version 2"):
+                publish(engine, 2, transport)
+        assert_holds(engine, 1)
+        engine.answer([groups(1)[0].prompt])  # this would wait if the engine were paused
+        publish(engine, 3, transport)
+        with pytest.raises(SyncError, match="already holds version 3"):
+            publish(engine, 2, transport)
+        assert_holds(engine, 3)
+
     def test_a_failed_sync_after_another_one_leaves_the_version_before(
         self, engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
