@@ -3,17 +3,18 @@
 The most specific rule applies, and a user's rule precedes a built-in rule of the same kind:
 
 1. the exact key;
-2. the last path segment: counts of evicted or dropped samples are summed; else a whole word of it, split at `_`,
-   decides. If several words match, the last one decides: `max_mean` is the mean of maxima;
-3. the longest prefix, a rule that ends in `/`;
+2. the last path segment: counts of evicted, dropped or discarded samples are summed; else a whole word of it decides.
+   If several words match, the last one decides: `max_mean` is the mean of maxima;
+3. the longest prefix of the user, a rule that ends in `/`; then `timing_s`, as any segment before the last;
 4. otherwise, the mean weighted by the samples of the iteration.
 
-Only whole words match: `terminal`, `summary` and `minmax_diff` are means.
+Built-in rules ignore case. Only whole words match: `terminal`, `summary` and `minmax_diff` are means.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -30,13 +31,16 @@ _KEYS: Final[Mapping[str, Reduction]] = {
     "perf/num_devices": Last,
 }
 _WORDS: Final[Mapping[str, Reduction]] = {
-    "max": Max, "min": Min, "mean": Mean, "avg": Mean, "sum": Sum, "total": Sum, "lr": Last, "version": Last,
+    "max": Max, "maximum": Max, "min": Min, "minimum": Min, "mean": Mean, "avg": Mean, "average": Mean,
+    "sum": Sum, "total": Sum, "lr": Last, "version": Last,
 }  # fmt: skip
+_BETWEEN_WORDS: Final = re.compile(r"[\W_]+")
 _SPREADS: Final = frozenset({"median", "std", "var", "p50", "p90", "p95", "p99"})
 """Statistics that a prefix rule must not sum; their mean is the best merge."""
-_TALLIES: Final = ("evicted_samples", "dropped_samples")
-"""Last segments that count evicted or dropped samples."""
-_PREFIXES: Final[dict[str, Reduction]] = {"timing_s/": Sum}
+_TALLIES: Final = ("evicted_samples", "dropped_samples", "discarded_surplus_samples")
+"""Last segments that count samples which are not trained on."""
+_DURATIONS: Final = "timing_s"
+"""Segment before the last one of keys that are durations, which add up."""
 _OF_TALLY: Final = "_staleness/mean"
 """Suffix to a tally's key: a mean that is weighted by the tally, not by the samples of the iteration."""
 
@@ -64,19 +68,23 @@ class RuleTable:
 
     def reduction(self, key: str) -> Reduction:
         """Return the metric type for plain numbers under this key."""
-        exact = self.user.get(key) or _KEYS.get(key)
+        lowered = key.lower()
+        exact = self.user.get(key) or _KEYS.get(lowered)
         if exact:
             return exact
-        segment = key.rpartition("/")[2]
+        *path, segment = lowered.split("/")
         if segment in _TALLIES:
             return Sum
-        words = segment.split("_")
+        words = _BETWEEN_WORDS.split(segment)
         for word in reversed(words):
             if word in _WORDS:
                 return _WORDS[word]
-        prefixes = _PREFIXES | {prefix: kind for prefix, kind in self.user.items() if prefix.endswith("/")}
-        matching = [prefix for prefix in prefixes if key.startswith(prefix)]
-        return prefixes[max(matching, key=len)] if matching and _SPREADS.isdisjoint(words) else Mean
+        if not _SPREADS.isdisjoint(words):
+            return Mean
+        matching = [prefix for prefix in self.user if prefix.endswith("/") and key.startswith(prefix)]
+        if matching:
+            return self.user[max(matching, key=len)]
+        return Sum if _DURATIONS in path else Mean
 
     def metric(self, key: str, value: object, samples: float) -> Metric | None:
         """Convert a value of one iteration to a metric; return None for an empty list.
@@ -111,7 +119,7 @@ class RuleTable:
 
     def _weight(self, key: str, values: Mapping[str, object], samples: float) -> float:
         tally = key.removesuffix(_OF_TALLY)
-        if tally == key or not tally.endswith(_TALLIES):
+        if tally == key or not tally.lower().endswith(_TALLIES):
             return samples
         counted = self.metric(tally, values.get(tally, ()), samples)
         count = counted.value if counted else None

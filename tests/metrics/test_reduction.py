@@ -89,6 +89,46 @@ def test_last_matching_word_of_the_last_segment_determines_the_reduction(key: st
     assert RuleTable().reduction(key) is kind
 
 
+VERL = {
+    "a/maximum": 5.0,
+    "a/minimum": 1.0,
+    "Loss/Max": 5.0,
+    "actor/LR": 2.0,
+    "x/discarded_surplus_samples": 10.0,
+    "timing_per_token_ms/gen": 2.5,
+    "a/MINIMUM_len": 1.0,
+    "len_Maximum": 5.0,
+    "a/Average": 2.5,
+    "a/max_average": 2.5,
+    "Tokens/TOTAL": 10.0,
+    "a/sum_of_parts": 10.0,
+    "a/WEIGHTED_AVG": 2.5,
+    "LR": 2.0,
+    "actor/muon_lr": 2.0,
+    "critic/Lr": 2.0,
+    "Timing_S/gen": 10.0,
+    "validation/timing_s/gen": 10.0,
+    "val/acc/best@4": 2.5,
+    "val/acc/max@4": 5.0,
+    "training/filter_groups/Evicted_Samples": 10.0,
+    "validation/rollout_failure/evicted_samples": 10.0,
+    "Training/Global_Step": 2.0,
+    "training/rollout_probs_diff_valid": 2.0,
+}
+"""Values of rows, for 1, 5, 2 and 2 in four updates."""
+
+
+@pytest.mark.parametrize("key", VERL)
+def test_the_rule_words_of_verl_are_known_in_every_case_and_place(key: str) -> None:
+    assert reduced(key, [1.0, 5.0, 2.0, 2.0]) == VERL[key]
+
+
+@pytest.mark.parametrize("key", ["training/off_policy/evicted_samples", "x/Discarded_Surplus_Samples"])
+def test_the_mean_staleness_of_a_tally_is_weighted_by_it(key: str) -> None:
+    first, second = {key: 1, f"{key}_staleness/mean": 2.0}, {key: 3, f"{key}_staleness/mean": 6.0}
+    assert row_of([first, second], [8, 8])[f"{key}_staleness/mean"] == 5.0
+
+
 def test_state_metrics_take_the_last_value() -> None:
     assert reduced("actor/lr", [1e-3, 5e-4, 2.5e-4]) == 2.5e-4
     assert reduced("training/global_step", [1, 2, 3]) == 3
