@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hooktrainer.metrics.derived import derive
-from hooktrainer.metrics.record import Derive, Record, Row, could_have
+from hooktrainer.metrics.record import STEP_KEY, Derive, Record, Row, could_have, with_step
 from hooktrainer.metrics.reduction import RuleTable
 from hooktrainer.metrics.transfer import joined, to_host
 from hooktrainer.metrics.types import (
@@ -26,6 +26,7 @@ from hooktrainer.metrics.types import (
 
 __all__ = [
     "REDUCTIONS",
+    "STEP_KEY",
     "Counts",
     "Derive",
     "Exact",
@@ -48,4 +49,5 @@ __all__ = [
     "number",
     "plain",
     "to_host",
+    "with_step",
 ]

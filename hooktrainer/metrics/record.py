@@ -9,6 +9,8 @@ from typing import Any, Final, NoReturn, TypeAlias
 from hooktrainer.errors import MetricError, MissingMetricError, RecordError, did_you_mean
 from hooktrainer.metrics.types import Metric, Value, merge
 
+STEP_KEY: Final = "training/global_step"
+"""Key of the step in a row that sinks get, as in verl."""
 _VALIDATION: Final = "val/"
 Row: TypeAlias = Mapping[str, Any]
 """The reduced metrics of a step, read-only: a float for each key, or for `Counts` a mapping from values to counts."""
@@ -33,6 +35,11 @@ class _Row(dict[str, Any]):
             f"the row of step {self._step} has no '{key}'.{did_you_mean(key, self)} Some metrics are absent in "
             f"some steps, such as those of validation: row.get('{key}')"
         )
+
+
+def with_step(row: Row, step: int) -> Row:
+    """Return a row with its integer step under `STEP_KEY`."""
+    return MappingProxyType(_Row(step, {**row, STEP_KEY: step}))
 
 
 class Record:

@@ -19,7 +19,7 @@ from hooktrainer.ports.groups import (
 from hooktrainer.ports.learner import KLControl, Learner, SupportsLogprobs, SupportsSkipping, SupportsTrainable
 from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
 from hooktrainer.ports.rollout import RolloutEngine
-from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful
+from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful, step_key_fault
 from hooktrainer.ports.tasks import PromptSource, Task
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
 
@@ -63,4 +63,5 @@ __all__ = [
     "WeightSource",
     "WeightTransport",
     "Weights",
+    "step_key_fault",
 ]

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from hooktrainer.events import FitEnd, Status
-from hooktrainer.metrics import Row
+from hooktrainer.metrics import STEP_KEY, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,9 @@ class Sink(Protocol):
     A class that YAML names is constructed as `Class(directory, total_steps)`: the run directory, a `Path`, and the
     number of steps, None if the run lasts until its data ends. All other parameters need defaults. The name is a
     registered one, `package.module:Class`, or `file.py:Class` relative to the YAML file.
+
+    Rows have their step under `hooktrainer.metrics.STEP_KEY`. A sink that plots against a key states it in the optional
+    attribute `step_key`; another key than this one is refused before the run starts.
     """
 
     def open(self) -> None:
@@ -77,6 +80,15 @@ class Sink(Protocol):
     def close(self) -> None:
         """Flush and release all resources. May be called twice, and before `open`."""
         ...
+
+
+def step_key_fault(sink: object) -> str:
+    """Return why a sink, or its class, expects the step under a key that rows do not have; empty if it does not."""
+    key = getattr(sink, "step_key", STEP_KEY)
+    if not isinstance(key, str) or key == STEP_KEY:  # the descriptor of a class with slots is no text
+        return ""
+    name = (sink if isinstance(sink, type) else type(sink)).__name__
+    return f"the sink {name} expects the step of a row under '{key}', and rows have it under '{STEP_KEY}'; set that key"
 
 
 @runtime_checkable

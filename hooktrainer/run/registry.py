@@ -16,7 +16,7 @@ from hooktrainer._util.registry import NAMES_A, Kind, check_call
 from hooktrainer.config.fields import Fields, field_type, init_fields, option_name
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import Plugin, option_fields, port_fields
-from hooktrainer.ports import STRATEGIES, Sink
+from hooktrainer.ports import STRATEGIES, Sink, step_key_fault
 
 
 def _check_options(found: type, where: str) -> None:
@@ -49,6 +49,8 @@ def _check_plugin(found: type, where: str) -> None:
 
 def _check_sink(found: type, where: str) -> None:
     _require_methods(found, where, "a sink", ("open", "write", "close"), " (hooktrainer.ports.Sink)")
+    if fault := step_key_fault(found):
+        raise ConfigError(fault)
     check_call(found, where, "sink", directory=Path(), total_steps=None)
 
 

@@ -16,7 +16,7 @@ import attrs
 
 from hooktrainer._util import files
 from hooktrainer.errors import RecordError
-from hooktrainer.metrics import Row, number
+from hooktrainer.metrics import STEP_KEY, Row, number
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _TAIL: Final = 2**16
@@ -84,7 +84,8 @@ class JsonlSink:
             raise RecordError(f"step {step} follows step {last} in {self.path}; steps must ascend")
         if self._written > last:
             _LOG.warning("%s: rows up to step %d were removed by another process", self.path, self._written)
-        line = json.dumps({"step": step} | self._finite(row) | {"step": step}, allow_nan=False)
+        steps = {"step": step} | ({STEP_KEY: step} if STEP_KEY in row else {})  # integers, unlike metrics
+        line = json.dumps({"step": step} | self._finite(row) | steps, allow_nan=False)
         whole = self.path.stat().st_size if self.path.exists() else 0
         self._last_attempt = step
         try:

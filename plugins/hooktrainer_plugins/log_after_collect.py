@@ -9,11 +9,11 @@ from typing import Final
 import attrs
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.errors import first_error
+from hooktrainer.errors import ConfigError, Fault, first_error
 from hooktrainer.events import FitEnd, FitStart, StepEnd
-from hooktrainer.metrics import Row
+from hooktrainer.metrics import Row, with_step
 from hooktrainer.plugin import port
-from hooktrainer.ports import RewindableSink, RunState, Sink
+from hooktrainer.ports import RewindableSink, RunState, Sink, step_key_fault
 
 _LOG: Final = logging.getLogger("hooktrainer")
 
@@ -34,6 +34,8 @@ class LogAfterCollect(Plugin):
     @on(FitStart, priority=Priority.PREPARE + 50, needs=["run.restored?"])
     def open(self, _event: FitStart) -> None:
         """Open the sinks before any work, and delete the rows that a resumed run writes again."""
+        if faults := [Fault("", fault) for sink in self.sinks if (fault := step_key_fault(sink))]:
+            raise ConfigError(faults)
         for sink in self.sinks:
             sink.open()
         self._append_only = tuple(sink for sink in self.sinks if not isinstance(sink, RewindableSink))
@@ -82,6 +84,7 @@ class LogAfterCollect(Plugin):
                 self._written[id(sink)] = step
 
         if row:
+            row = with_step(row, step)
             if self._append_only and step > self.run.logged_step:
                 self.run.record_logged_step(step)  # the only record of how far such a sink is
             _for_each(self.sinks, write)

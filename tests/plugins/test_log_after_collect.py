@@ -6,9 +6,14 @@ import json
 import logging
 from pathlib import Path
 
+import attrs
 import pytest
 
+from helpers.config_yaml import BASE
+from hooktrainer import build_trainer, load_config
+from hooktrainer.errors import ConfigError, MissingMetricError
 from hooktrainer.events import FitEnd, FitStart, StepEnd
+from hooktrainer.metrics import STEP_KEY
 from hooktrainer.sinks.jsonl import JsonlSink
 from hooktrainer.testing import FakeBus, FakeRunState, FakeSink, check_plugin
 from hooktrainer_plugins.log_after_collect import LogAfterCollect
@@ -41,7 +46,71 @@ def test_sealed_row_of_each_step_is_written_once() -> None:
     bus.fire(StepEnd, step=1, row={"loss": 2.5})
     bus.fire(StepEnd, step=2, row={"loss": 6.5})
 
-    assert sink.rows == [(1, {"loss": 2.5}), (2, {"loss": 6.5})]
+    assert sink.rows == [(1, {"loss": 2.5, STEP_KEY: 1}), (2, {"loss": 6.5, STEP_KEY: 2})]
+
+
+@pytest.mark.parametrize("row", [{"loss": 2.5}, {"loss": 2.5, STEP_KEY: 7.0}])
+def test_a_row_has_its_integer_step_under_the_key_of_verl(row: dict[str, float], tmp_path: Path) -> None:
+    bus = started(sink := FakeSink(), JsonlSink(tmp_path))
+
+    bus.fire(StepEnd, step=3, row=row)
+    bus.fire(FitEnd, step=4, status="failed", row=row)
+
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for found in ([found for _, found in sink.rows], written):
+        assert [(found[STEP_KEY], type(found[STEP_KEY])) for found in found] == [(3, int), (4, int)]
+    with pytest.raises(MissingMetricError, match="has no 'los'. Did you mean 'loss'"):
+        sink.rows[0][1]["los"]
+
+
+@attrs.define
+class OtherAxis(FakeSink):
+    """Plots against a key of its own."""
+
+    step_key: str = "trainer/global_step"
+
+
+def test_a_sink_that_expects_another_step_key_is_refused_before_any_sink_is_opened() -> None:
+    message = (
+        r"the sink OtherAxis expects the step of a row under 'trainer/global_step', and rows have it under "
+        r"'training/global_step'"
+    )
+    bus = FakeBus(
+        LogAfterCollect(sinks=(first := FakeSink(), OtherAxis()), run=FakeRunState()), provides=["metrics.row"]
+    )
+    with pytest.raises(ConfigError, match=message):
+        bus.fire(FitStart)
+    assert first.state == "new"
+
+
+SINK = """
+class Sink:
+    step_key = "global_step"
+
+    def __init__(self, directory, total_steps=None):
+        pass
+
+    def open(self):
+        pass
+
+    def write(self, step, row):
+        pass
+
+    def close(self):
+        pass
+"""
+
+
+def test_a_configured_sink_that_expects_another_step_key_is_refused_before_the_run_directory_changes(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sink.py").write_text(SINK, encoding="utf-8")
+    plugins = "plugins: [metric_aggregation, weight_sync, {use: log_after_collect, sinks: [jsonl, 'sink.py:Sink']}]"
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{BASE}{plugins}\nrun: {{dir: '{tmp_path / 'runs'}'}}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="the sink Sink expects the step of a row under 'global_step'"):
+        build_trainer(load_config(path))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_empty_row_is_not_written() -> None:
@@ -57,7 +126,7 @@ def test_a_step_that_was_not_reported_is_written_at_the_end_before_sinks_close()
 
     bus.fire(FitEnd, step=3, status="failed", row={"loss": 1.0, "training/unscored": 1.0})
 
-    assert sink.rows == [(3, {"loss": 1.0, "training/unscored": 1.0})]
+    assert sink.rows == [(3, {"loss": 1.0, "training/unscored": 1.0, STEP_KEY: 3})]
     assert sink.state == "closed"
 
 
@@ -69,7 +138,7 @@ def test_failing_sink_neither_drops_nor_repeats_rows_of_other_sinks() -> None:
     with pytest.raises(OSError, match="disk full"):
         bus.fire(FitEnd, step=1, status="failed", row={"loss": 1.0})
 
-    assert first.rows == last.rows == [(1, {"loss": 1.0})]
+    assert first.rows == last.rows == [(1, {"loss": 1.0, STEP_KEY: 1})]
     assert {first.state, last.state} == {"closed"}
 
 
@@ -135,4 +204,5 @@ def test_incomplete_row_of_a_killed_run_is_removed_on_resume(tmp_path: Path) -> 
     bus = resumed(FakeRunState(directory=tmp_path), JsonlSink(tmp_path), step=1)
     bus.fire(StepEnd, step=2, row={"a": 2.0})
 
-    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == ['{"step": 1, "a": 1}', '{"step": 2, "a": 2.0}']
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"step": 1, "a": 1}, {"step": 2, "a": 2.0, STEP_KEY: 2}]
