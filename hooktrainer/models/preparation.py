@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hooktrainer.algorithms.logprobs import log_policy
 from hooktrainer.errors import ConfigError, Fault
-from hooktrainer.models.policy import Policy, Trunk, full_state, in_eval_mode
+from hooktrainer.models.policy import Policy, Trunk, in_eval_mode
 from hooktrainer.models.precision import to_single_precision
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -25,9 +25,10 @@ def prepare_policy(module: nn.Module, *, uses_states: bool) -> None:
     """Convert a policy to single precision, and check that its log-probabilities are the same in every pass.
 
     The check makes a few passes over two tokens in evaluation mode. With `uses_states`, logits projected from hidden
-    states must agree, too. Raise `ConfigError` for a policy that fails.
+    states must agree, too. Raises `ConfigError` for a policy that fails.
     """
-    name, device, count = type(module).__name__, next(module.parameters()).device, len(full_state(module))
+    name, device = type(module).__name__, next(module.parameters()).device
+    count = len([*module.parameters(), *module.buffers()])
     if converted := to_single_precision(module):
         text = (
             "model: %d of %d tensors of %s are in half precision, where small updates are lost. They are converted to "
@@ -41,8 +42,9 @@ def prepare_policy(module: nn.Module, *, uses_states: bool) -> None:
         if not converted:
             raise
         text = (
-            f"{name} has {converted} tensors in half precision, which are converted to float32 so that small updates "
-            f"are not lost, and its forward pass fails with them: {error}. Do not cast to a fixed dtype in it"
+            f"{name} has tensors in half precision ({converted} of {count}), which are converted to float32 so that "
+            f"small updates are not lost, and its forward pass fails with them: {error}. Give all weights one dtype, "
+            "and do not cast to a fixed one in `forward`"
         )
         raise ConfigError([Fault("model", text)]) from error
     if faults:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hooktrainer import Config
 
 _LOG: Final = logging.getLogger("hooktrainer")
-_DIGITS: Final = 9
+_DIGITS: Final = 12
 """Digits of the scores that are counted, so that one score with different rounding errors is one key."""
 PREFIX: Final = "training/dynamic_sampling"
 

@@ -95,6 +95,11 @@ def test_the_conversion_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages == [converted("1 of 10")]
 
 
+def test_tied_tensors_are_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+    learner(build(torch.bfloat16, tied=True, positions="rotary"))
+    assert caplog.messages == [converted("9 of 9")]
+
+
 def test_tied_frozen_and_wider_tensors_are_unchanged() -> None:
     model = build(torch.bfloat16, tied=True)
     model.positions.weight.requires_grad_(requires_grad=False)
