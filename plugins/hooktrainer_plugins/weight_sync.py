@@ -85,7 +85,7 @@ class WeightSync(Plugin):
         )
 
     def _make_canary(self) -> Canary:
-        """Return the canary with the learner's present log-probabilities."""
+        """Return the canary with the learner's current log-probabilities."""
         if not isinstance(self.learner, SupportsLogprobs):
             raise SyncError(
                 f"{type(self.learner).__name__} has no logprobs(tokens), with which engines are compared after a sync. "
