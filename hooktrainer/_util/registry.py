@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 NAMES_A: Final = "hooktrainer.names_a"
 """Key of field metadata: the `Kind` that the value of an option is a name of."""
+HINT: Final = "hooktrainer.hint"
+"""Key of field metadata: a sentence that ends the faults of the field, or a function that returns it."""
 
 
 @attrs.frozen
@@ -105,8 +107,12 @@ class Kind(Mapping[str, Registered], Generic[T]):
         def is_name(_instance: object, _field: attrs.Attribute[str], value: str) -> None:
             self.check_name(value, besides=besides)
 
+        def known_names() -> str:
+            return f"There are {', '.join((*besides, *self))}."
+
+        metadata = {NAMES_A: self, HINT: known_names}
         checks = [attrs.validators.instance_of(str), is_name, *validator]
-        return attrs.field(default=default, validator=checks, metadata={NAMES_A: self})
+        return attrs.field(default=default, validator=checks, metadata=metadata)
 
     def __getitem__(self, name: str) -> Registered:
         return self._registered()[name]

@@ -21,15 +21,25 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
+from hooktrainer._util.registry import HINT
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import Fields, default_of, field_type, init_fields, option_name, takes_none, type_name
-from hooktrainer.config.scalars import INVALID, SCALARS, Unread, choose
+from hooktrainer.config.scalars import (
+    INVALID,
+    SCALARS,
+    EnvironmentText,
+    Unread,
+    choose,
+    holds,
+    no_value,
+    to_bool,
+    without_variables,
+)
 from hooktrainer.errors import ConfigError
 
 T = TypeVar("T")
-
-HINT: Final = "hooktrainer.hint"
-"""Key of field metadata: a sentence that ends the faults of the field."""
+_MANY: Final = 10
+"""Unknown keys of one mapping that are reported one by one."""
 
 
 def read(cls: type[T], data: object, faults: Faults) -> T | Unread:
@@ -52,8 +62,10 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
     before = len(faults)
     known = {option_name(field): field for field in fields}
     unknown = [key for key in data if key not in known]
-    for key in unknown:
+    for key in unknown[:_MANY]:
         faults.unknown(key, known, owner, _annotation_hint(cls, key))
+    if len(unknown) > _MANY:
+        faults.add(f"{len(unknown) - _MANY} more unknown keys, the last of them {shown(unknown[-1])}")
     found = {name: _read_field(cls, field, data, faults.at(name)) for name, field in known.items()}
     given = {name: value for name, value in found.items() if value is not attrs.NOTHING}
     unread = len(faults) > before or any(isinstance(value, Unread) for value in given.values())
@@ -108,8 +120,9 @@ def _read_field(cls: type, field: attrs.Attribute[Any], data: Mapping[str, objec
         return value  # infinity is valid only where it is the default
     trial = faults.trial()
     converted = convert(value, expected, trial)
+    hint = field.metadata.get(HINT)
+    hint = hint() if callable(hint) and trial.found else hint
     for fault in trial.found:
-        hint = field.metadata.get(HINT)
         faults.found.append(attrs.evolve(fault, message=f"{fault.message.rstrip('.')}. {hint}") if hint else fault)
     faults.absorbed.extend(trial.absorbed)
     return converted
@@ -158,17 +171,13 @@ def convert(value: Any, expected: Any, faults: Faults) -> Any:
 
 
 def _anything(value: Any, expected: Any, faults: Faults) -> Any:  # noqa: ARG001 (one signature for all readers)
-    return INVALID if _holds_unread(value) else copy.deepcopy(value)
-
-
-def _holds_unread(value: Any) -> bool:
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return isinstance(value, Unread) or any(map(_holds_unread, items))
+    return INVALID if holds(value, Unread) else copy.deepcopy(without_variables(value))
 
 
 def _scalar(value: Any, expected: Any, faults: Faults) -> Any:
     choices = typing.get_args(expected)
     converted, ending = choose(value, choices) if choices else SCALARS[expected](value)
+    ending = _NO_VALUE if no_value(value) else ending
     if converted is INVALID:
         faults.add(f"expected {' or '.join(map(str, choices)) or type_name(expected)}, found {shown(value)}{ending}")
     return converted
@@ -176,6 +185,8 @@ def _scalar(value: Any, expected: Any, faults: Faults) -> Any:
 
 def _union(value: Any, expected: Any, faults: Faults) -> Any:
     arms = [arm for arm in typing.get_args(expected) if arm is not types.NoneType]
+    if isinstance(value, EnvironmentText) and value in {"null", "~"}:
+        value = None
     if value is None and len(arms) < len(typing.get_args(expected)):
         return None
     if len(arms) == 1:
@@ -185,15 +196,14 @@ def _union(value: Any, expected: Any, faults: Faults) -> Any:
         converted = convert(value, arm, trial)
         if not trial.found:
             return converted
-    faults.add(f"expected {type_name(expected)}, found {shown(value)}")
+    faults.add(f"expected {type_name(expected)}, found {shown(value)}{_NO_VALUE if no_value(value) else ''}")
     return INVALID
 
 
 def _sequence(value: Any, expected: Any, faults: Faults) -> Any:
     arms, make = typing.get_args(expected) or (Any,), _SEQUENCES[typing.get_origin(expected) or expected]
     if not isinstance(value, (list, tuple, set, frozenset)):
-        one = isinstance(value, (str, int, float))
-        faults.add(f"expected a list, found {shown(value)}{f'; write [{value}]' if one else ''}")
+        faults.add(f"expected a list, found {shown(value)}{_as_list(value)}")
         return INVALID
     if make is tuple and typing.get_args(expected) and arms[-1] is not Ellipsis:
         if len(arms) != len(value):
@@ -203,6 +213,13 @@ def _sequence(value: Any, expected: Any, faults: Faults) -> Any:
         arms = (arms[0],) * len(value)
     items = [convert(*pair, faults.at(index)) for index, pair in enumerate(zip(value, arms, strict=True))]
     return Unread(items=items) if any(isinstance(item, Unread) for item in items) else make(items)
+
+
+def _as_list(value: Any) -> str:
+    """Return how to write one value as a list; words for nothing mean an empty one."""
+    if no_value(value) or value is False or to_bool(value)[0] is False:
+        return "; write [] for an empty list"
+    return f"; write [{value}]" if isinstance(value, (str, int, float)) and value is not True else ""
 
 
 def _mapping(value: Any, expected: Any, faults: Faults) -> Any:
@@ -239,6 +256,7 @@ def _class(value: Any, expected: Any, faults: Faults) -> Any:
     return INVALID
 
 
+_NO_VALUE: Final = "; for no value, write null without quotes"
 _SEQUENCES: Final[Mapping[object, Callable[[Iterable[Any]], Any]]] = {
     list: list,
     tuple: tuple,

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import attrs
 
-from hooktrainer.config.conversion import HINT, convert, read_fields, salvaged
+from hooktrainer._util.registry import HINT
+from hooktrainer.config.conversion import convert, read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import init_fields
 from hooktrainer.config.scalars import INVALID, Unread
@@ -66,12 +67,13 @@ class PluginEntry:
         head: dict[str, Any] = {key: options.pop(key) for key in _RESERVED if key in options}
         if head.get("name") is None:
             head["name"] = instance_name(use)
-        rest: dict[str, Any] = {"use": use, "options": options, "address": faults.address}
+        rest: dict[str, Any] = {"use": use, "address": faults.address}
         entry = read_fields(cls, init_fields(cls), head | rest, faults, faults.address)
         if isinstance(entry, Unread):
             numbers = {key: number for key, number in _items(head.get("priority")) if type(number) is int}
-            return salvaged(cls, entry, name=faults.address, priority=numbers, options=options) or INVALID
-        return entry
+            entry = salvaged(cls, entry, name=faults.address, priority=numbers) or INVALID
+        with attrs.validators.disabled():  # the options are converted later, by the class that they are for
+            return entry if isinstance(entry, Unread) else attrs.evolve(entry, options=options)
 
 
 def instance_name(use: str) -> str:

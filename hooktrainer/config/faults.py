@@ -5,11 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import attrs
 
 from hooktrainer._util.imports import described
+from hooktrainer.config.scalars import EnvironmentText
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean
+
+_LONGEST: Final = 400
+"""Characters of a value in a fault."""
 
 
 @attrs.frozen
@@ -21,6 +26,8 @@ class Faults:
     """Returns full paths by their last key, to suggest one for a key at a wrong level; called only if needed."""
     found: list[Fault] = attrs.field(factory=list)
     absorbed: list[BaseException] = attrs.field(factory=list, repr=False)
+    overrides: dict[str, str] = attrs.field(factory=dict, repr=False)
+    """The overrides of the command line by the address that each sets."""
 
     def __len__(self) -> int:
         return len(self.found)
@@ -38,8 +45,8 @@ class Faults:
         self.found.append(Fault(self.address, message))
 
     def unknown(self, key: object, known: Iterable[str], owner: str, remedy: str = "") -> None:
-        """Add the fault of a key that `owner` does not take, with `remedy`, or the closest existing key."""
-        known, word, elsewhere = list(known), str(key), self.elsewhere()
+        """Add the fault of a key that `owner` does not take, with a way out, or the closest existing key."""
+        known, word, elsewhere = list(known), str(key)[:_LONGEST], self.elsewhere()
         near = difflib.get_close_matches(word, elsewhere, n=1)
         there = f" Did you mean '{elsewhere[near[0]]}'?" if near else ""
         hint = f" {remedy}" if remedy else there if word in elsewhere else did_you_mean(word, known) or there
@@ -73,7 +80,18 @@ class Faults:
 
 def shown(value: object) -> str:
     """Return a value and its type, as faults show them."""
-    return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
+    if value is None:
+        return "nothing"
+    return short(value) if isinstance(value, EnvironmentText) else f"{short(value)} ({type(value).__name__})"
+
+
+def short(value: object) -> str:
+    """Return the source of a value, cut in its middle if it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 (an integer of 4,301 digits, or an object of the user)
+        return f"<{type(value).__name__} that cannot be printed>"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 4 :]}"
 
 
 def first_line(error: Exception) -> str:

@@ -2,6 +2,9 @@
 
 An override addresses a plugin by its instance name (`plugins.staleness.every=2`) or its index (`plugins.0.every=2`,
 `plugins[0].every=2`). An override with an unknown address is a fault and is left out.
+
+A value in brackets, braces or quotes is YAML. Any other value is a number, a boolean, null, or the text as it is: `#`,
+`&` and `: ` have no meaning.
 """
 
 from __future__ import annotations
@@ -11,44 +14,74 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from hooktrainer.config.entries import instance_name
-from hooktrainer.config.faults import Faults, first_line
+from hooktrainer.config.faults import Faults, short, shown
+from hooktrainer.config.interpolation import escaped
+from hooktrainer.config.scalars import INVALID
 from hooktrainer.config.short_forms import Expand
+from hooktrainer.config.yaml_text import MAX_DEPTH, YamlError, names_of_yaml, read_scalar, read_yaml
 from hooktrainer.errors import did_you_mean
 
 
-def overridden(config: DictConfig, overrides: Iterable[str], expand: Expand, faults: Faults) -> DictConfig:
+def overridden(data: dict[str, Any], overrides: Iterable[str], expand: Expand, faults: Faults) -> dict[str, Any]:
     """Return the configuration with the overrides applied in order."""
     for override in overrides:
-        key, equals, value = override.partition("=")
+        key, equals, text = override.partition("=")
         here = faults.at(key)
+        faults.overrides[key] = override
         if not (key and equals):
             here.add("an override is written key=value, such as trainer.total_steps=10")
-        elif path := _path(plain(config), re.sub(r"\[(-?\w+)\]", r".\1", key).split("."), here):
-            try:
-                config.merge_with_dotlist([f"{path}={value}"])
-            except yaml.YAMLError:
-                here.add(f"'{value}' is not valid YAML")
-            except (OmegaConfBaseException, TypeError, ValueError) as error:
-                here.add(f"cannot be set to '{value}': {first_line(error)}")
-        config = OmegaConf.create(expand(plain(config), Path()))  # an override may contain a short form
-    return config
+        elif problem := _problem_of_key(key):
+            here.add(problem)
+        elif path := _path(data, re.sub(r"\[(-?\w+)\]", r".\1", key).split("."), here):
+            faults.overrides[_address(path)] = override
+            value = _value(text, here)
+            if value is not INVALID:
+                _put(data, path, value, here)
+        data = expand(data, Path(escaped(str(Path.cwd()))))  # an override may contain a short form
+    return data
 
 
-def plain(config: DictConfig) -> dict[str, Any]:
-    """Return the data of a configuration, with interpolations as they are written."""
-    data = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(data, dict)
-    return data  # type: ignore[return-value]
+def merged(earlier: Any, later: Any) -> Any:
+    """Return two values as one: mappings are merged, and anything else is replaced."""
+    if isinstance(earlier, dict) and isinstance(later, dict):
+        return earlier | {key: merged(earlier.get(key), value) for key, value in later.items()}
+    return later
 
 
-def _path(data: Any, parts: list[str], faults: Faults) -> str | None:
+def _problem_of_key(key: str) -> str | None:
+    bare = key.strip().lstrip("-")
+    if key.strip() != key:
+        return f"an override has no blanks around its '='; write {bare}=..."
+    if key.startswith("-"):
+        return f"an override has no dashes; write {bare}=..."
+    return f"an address has at most {MAX_DEPTH} levels" if key.count(".") >= MAX_DEPTH else None
+
+
+def _value(text: str, faults: Faults) -> Any:
+    """Return the value of an override; `INVALID` after a fault."""
+    if text.strip() != text:
+        faults.add(f"{short(text)} begins or ends with a blank; remove it, or put quotes around it: '\"...\"'")
+        return INVALID
+    if text[:1] not in tuple("[{\"'"):
+        return read_scalar(text)
+    try:
+        value, lost = read_yaml(text), names_of_yaml(text)
+    except YamlError:
+        hint = "; inside of [ ] and { }, put an interpolation in quotes" if "${" in text else ""
+        faults.add(f"'{text}' is not valid YAML{hint}")
+        return INVALID
+    if lost is None and re.search(r"(^|\s)#", re.sub(r"\"(\\.|[^\"\\])*\"|'[^']*'", "", text)):
+        lost = "#"
+    if lost is not None:
+        faults.add(f"'{text}' would be cut at '{lost}'; put text with this character in quotes")
+        return INVALID
+    return value
+
+
+def _path(data: Any, parts: list[str], faults: Faults) -> list[str | int] | None:
     """Return the path with plugin names replaced by indices; None if a list has no such item."""
-    path = list(parts)
+    path: list[str | int] = list(parts)
     for depth, part in enumerate(parts):
         of_plugins = parts[:depth] == ["plugins"]
         if isinstance(data, list) or (of_plugins and data is None):
@@ -56,10 +89,29 @@ def _path(data: Any, parts: list[str], faults: Faults) -> str | None:
             index = _index_of_plugin(items, part, faults) if of_plugins else _index(items, part, faults)
             if index is None:
                 return None
-            path[depth], data = str(index), items[index]
+            path[depth], data = index, items[index]
         else:
             data = data.get(part) if isinstance(data, dict) else None
-    return ".".join(path)
+    return path
+
+
+def _put(data: Any, path: list[Any], value: Any, faults: Faults) -> None:
+    """Set the value at a path, with new mappings where there are none."""
+    for depth, key in enumerate(path[:-1], start=1):
+        inner = {} if isinstance(data, dict) and data.get(key) is None else data[key]
+        if not isinstance(inner, (dict, list)):
+            faults.add(f"{_address(path[:depth])} is {shown(inner)}, which has no keys; override it as a whole")
+            return
+        data[key] = inner
+        data = inner
+    data[path[-1]] = merged(data.get(path[-1]) if isinstance(data, dict) else data[path[-1]], value)
+
+
+def _address(path: list[Any]) -> str:
+    address = Faults()
+    for key in path:
+        address = address.at(key)
+    return address.address
 
 
 def _index(items: list[Any], part: str, faults: Faults) -> int | None:

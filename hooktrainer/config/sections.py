@@ -8,8 +8,8 @@ from typing import Final, Literal
 import attrs
 from attrs.validators import ge, le, lt, optional
 
+from hooktrainer._util.registry import HINT
 from hooktrainer.algorithms.options import AlgorithmOptions
-from hooktrainer.config.conversion import HINT
 from hooktrainer.config.entries import PluginEntry, Use
 from hooktrainer.config.fields import field_type, init_fields
 from hooktrainer.errors import ConfigError, Fault

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import attrs
@@ -16,13 +18,13 @@ from hooktrainer.algorithms.arguments import argument_faults
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.registry import FUNCTIONS
 from hooktrainer.bus.binding import CONFIGURED_PORTS, port_faults
-from hooktrainer.bus.handlers import PlacedPlugin
+from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.bus.plan import RESTORED, Plan
 from hooktrainer.config import Config, PluginEntry, Use
 from hooktrainer.config.conversion import convert, read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
-from hooktrainer.config.fields import init_fields, key_paths, option_name
-from hooktrainer.config.scalars import INVALID, Unread
+from hooktrainer.config.fields import Fields, init_fields, key_paths, option_name
+from hooktrainer.config.scalars import INVALID, EnvironmentText, Unread, holds
 from hooktrainer.config.sections import COMPONENTS, SECTIONS, Once
 from hooktrainer.errors import ConfigError, PlanError
 from hooktrainer.events import FitStart
@@ -66,7 +68,7 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
     them, and with every fault found here.
     """
     if faults is None:
-        faults = Faults(elsewhere=lambda: paths_of_keys(_classes_of(config)))
+        faults = Faults(elsewhere=cache(lambda: paths_of_keys(_classes_of(config))))
     built = {key: _component(key, getattr(config, key, INVALID), faults.at(key)) for key in COMPONENTS}
     plugins = getattr(config, "plugins", INVALID)
     items = plugins if isinstance(plugins, tuple) else getattr(plugins, "items", [INVALID])
@@ -75,10 +77,13 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
     _check_functions(config, built["rollout"], faults)
     _check_sizes(config, built, faults)
     readable = [item for item in items if isinstance(item, PluginEntry)]
-    enabled = [item for item in readable if item.enabled]
-    entries = list(filter(None, (_entry(item, config, attrs.evolve(faults, address=item.address)) for item in enabled)))
-    faults.found.extend(fault for entry in entries for fault in port_faults(entry, CONFIGURED_PORTS))
-    complete = len(readable) == len(items) and len(entries) == len(enabled)
+    placed = [(item, _entry(item, config, attrs.evolve(faults, address=item.address))) for item in readable]
+    for item, entry in placed:
+        if entry is not None:
+            faults.found.extend(port_faults(entry, CONFIGURED_PORTS))
+            faults.found.extend([] if item.enabled else handlers_of(entry).faults)  # the plan checks the enabled ones
+    entries = [entry for item, entry in placed if item.enabled and entry is not None]
+    complete = len(readable) == len(items) and all(entry is not None for _, entry in placed)
     plan = _plan(entries, config, faults, complete=complete)
     faults.raise_if_any(SECTIONS)
     config = cast("Config", config)
@@ -106,7 +111,19 @@ def _component(section: str, use: Use | Unread, faults: Faults) -> Any:
     except ConfigError as error:
         faults.absorb(error)
         return INVALID
-    return read_fields(cls, init_fields(cls), use.options, faults, use.use)
+    fields = init_fields(cls)
+    built = read_fields(cls, fields, use.options, faults, use.use)
+    _settle_variables(use.options, built, fields)
+    return built
+
+
+def _settle_variables(options: Mapping[str, object], built: object, fields: Fields) -> None:
+    """Replace the text of environment variables in options by the values of the object that was built."""
+    for field in fields:
+        key = option_name(field)
+        if holds(options.get(key), EnvironmentText) and hasattr(built, field.name):
+            value = getattr(built, field.name)
+            cast("dict[str, object]", options)[key] = str(value) if isinstance(value, Path) else copy.deepcopy(value)
 
 
 def _plan(entries: list[PlacedPlugin], config: Config | Unread, faults: Faults, *, complete: bool) -> Plan:
@@ -182,15 +199,18 @@ def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Place
     options = {key: value for key, value in entry.options.items() if key not in named}
     fields = [field for field in option_fields(cls) if option_name(field) not in named]
     found = read_fields(cls, fields, options, faults, entry.name)
+    _settle_variables(entry.options, found, fields)
     plugin = found if isinstance(found, Plugin) else salvaged(cls, found)
     for key, field in named.items():
         if entry.options.get(key) is not None:
             names = _port_names(cls, field, entry.options[key], faults.at(key))
+            if holds(entry.options[key], EnvironmentText):
+                cast("dict[str, object]", entry.options)[key] = list(names)
             if plugin is not None:
                 setattr(plugin, field.name, names)  # the trainer replaces the names by objects
     if plugin is None:
         return None
-    if plugin is found and isinstance(config, Config):
+    if plugin is found and isinstance(config, Config) and entry.enabled:
         _check(plugin, config, faults)
     return PlacedPlugin(plugin, entry.name, entry.address, entry.priority)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +66,7 @@ def _composed(data: dict[str, Any], faults: Faults, name: str) -> Composition:
     run = data.get("run")
     if run is None or (isinstance(run, dict) and run.get("name") is None):
         data["run"] = {**(run or {}), "name": name}
-    faults = attrs.evolve(faults, elsewhere=lambda: paths_of_keys(_classes_in(data)))
+    faults = attrs.evolve(faults, elsewhere=cache(lambda: paths_of_keys(_classes_in(data))))
     return compose(read(Config, data, faults), faults)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import attrs
 import pytest
@@ -32,6 +33,11 @@ class Probe(Plugin):
     targets: list[str] = attrs.field(factory=list)
     params: dict[str, object] = attrs.field(factory=dict)
     anything: object = None
+    limit: int | None = None
+    rate: float = 1.0
+    label: str = ""
+    mode: Literal["on", "off"] = "off"
+    where: Path = Path()
 
     def check(self, config: Config) -> list[str]:
         if self.rank > config.trainer.train_batch_size:
