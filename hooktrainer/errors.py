@@ -50,6 +50,11 @@ class ConfigError(HookTrainerError):
         self.faults: tuple[Fault, ...] = (Fault("", faults),) if isinstance(faults, str) else tuple(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
+    def place(self, address: str) -> None:
+        """Set the address of the faults that have none."""
+        self.faults = tuple(fault if fault.address else Fault(address, fault.message) for fault in self.faults)
+        self.args = ("\n".join(str(fault) for fault in self.faults),)
+
 
 class PlanError(ConfigError):
     """The plugins have no valid order."""

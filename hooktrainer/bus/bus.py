@@ -19,7 +19,7 @@ from hooktrainer.bus.control import CheckedRecord, Declaration, RunControl
 from hooktrainer.bus.handlers import Handler, PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.bus.timing import Callback, HandlerTimes, TimedHandler
-from hooktrainer.errors import BusError, first_error
+from hooktrainer.errors import BusError, ConfigError, first_error
 from hooktrainer.events import Event, FitEnd, Priority, StepEvent, StepRecord
 from hooktrainer.metrics import Record
 from hooktrainer.plugin import Plugin
@@ -120,6 +120,8 @@ class PlannedSignal(blinker.NamedSignal):
 def _add_origin(error: BaseException, handler: Handler, event: Any, interrupts: Interrupts) -> None:
     """Add a note that names plugin, method, signal, band and step."""
     interrupts.note(error)
+    if isinstance(error, ConfigError):
+        error.place(handler.owner.address)
     step = f", step {event.step}" if hasattr(event, "step") else ""
     where = f" ({handler.owner.address})" if handler.owner.address else ""
     error.add_note(

@@ -15,7 +15,7 @@ from hooktrainer._util.random_state import get_random_state, set_random_state
 from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
-from hooktrainer.errors import CheckpointError, ConfigError, did_you_mean
+from hooktrainer.errors import CheckpointError, ConfigError, StarvedError, did_you_mean
 from hooktrainer.events import Status
 from hooktrainer.ports import Snapshot, Stateful
 from hooktrainer.replay.dispatcher import Dispatcher
@@ -153,9 +153,15 @@ class LiveState:
     def end_of_data(self, complete: int) -> tuple[Status, str]:
         """Return the status of a run whose data ended after step `complete`.
 
+        Raises `StarvedError` if no step was made, as when a filter dropped every group.
         Raises `CheckpointError` if a resumed run could make no step for that reason, and did not end so before.
         """
-        if not self.step or complete > self.step:
+        if not complete:
+            raise StarvedError(
+                "no step was made: the data ended before the first mini-batch was complete. Every group was dropped, "
+                "evicted or failed; add prompts, or check the scores and the plugins that drop groups"
+            )
+        if complete > self.step:
             return "completed", "the data has ended"
         if self.had_ended:
             return "already_done", "the data has ended"

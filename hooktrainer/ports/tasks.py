@@ -32,7 +32,7 @@ class Task(Protocol):
         ...
 
     def heldout(self, size: int) -> Sequence[tuple[str, str]]:
-        """Return fixed pairs (text, truth) that `train` never yields."""
+        """Return at most `size` fixed pairs (text, truth) that `train` never yields."""
         ...
 
     def score(self, truth: str, answer: str) -> float:
@@ -57,7 +57,7 @@ class PromptSource(Protocol):
         ...
 
     def heldout(self, count: int) -> Sequence[Prompt]:
-        """Return the first `count` held-out prompts; always the same ones."""
+        """Return the first `count` held-out prompts, always the same ones; fewer if there are fewer."""
         ...
 
     def state_dict(self) -> Mapping[str, object]:

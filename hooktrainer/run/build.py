@@ -15,7 +15,7 @@ from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import port_fields
-from hooktrainer.ports import KLControl
+from hooktrainer.ports import KLControl, Task
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.run.composition import Composition, composition_of
 from hooktrainer.run.directory import RunDirectory
@@ -60,25 +60,24 @@ def build_trainer(config: Config | Composition) -> Trainer:
 
 
 def _ports(composition: Composition) -> Ports:
-    import torch
-
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
-    from hooktrainer.models.precision import in_single_precision
+    from hooktrainer.models.vocabulary import check_vocabulary
     from hooktrainer.weight_sync.same_host import SameHostTransport
 
     config, task, rollout = composition.config, composition.task, composition.rollout
-    _seed(config.seed)
-    if config.trainer.intra_op_threads is not None:
-        torch.set_num_threads(config.trainer.intra_op_threads)
+    _set_up_libraries(config)
     tokenizer = CharTokenizer(task.alphabet)
+    prompts = _prompts(config, task, tokenizer)
     policy = partial(
         composition.model.build,
         vocab_size=tokenizer.vocab_size,
         max_length=task.longest_prompt + rollout.max_response_length,
         seed=config.seed,
     )
+    model = policy()
+    check_vocabulary(model, tokenizer.vocab_size)
     learner = PolicyGradientLearner(
-        policy(),
+        model,
         algorithm=config.algorithm,
         optim=config.optim,
         critic=config.critic,
@@ -94,20 +93,33 @@ def _ports(composition: Composition) -> Ports:
         ),
         buffer=GroupBuffer(config.replay),
         transport=SameHostTransport(),
-        prompts=TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs),
+        prompts=prompts,
         clock=SystemClock(),
         sinks=dict(_sinks(composition)),
         extra={KLControl: learner},
     )
 
 
-def _seed(seed: int) -> None:
-    """Seed the global generators; hooktrainer does not use them, but tasks and plugins may."""
+def _prompts(config: Config, task: Task, tokenizer: CharTokenizer) -> TaskPrompts:
+    """Return the prompts of the run. Raise `ConfigError` unless there is one mini-batch."""
+    try:
+        prompts = TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs)
+        prompts.require(config.trainer.ppo_mini_batch_size)
+    except ConfigError as error:
+        error.place("task")
+        raise
+    return prompts
+
+
+def _set_up_libraries(config: Config) -> None:
+    """Set the threads of torch, and seed the global generators, which tasks and plugins may use."""
     import torch
 
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 (the global generator, which tasks may use)
-    torch.manual_seed(seed)
+    if config.trainer.intra_op_threads is not None:
+        torch.set_num_threads(config.trainer.intra_op_threads)
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)  # noqa: NPY002 (the global generator, which tasks may use)
+    torch.manual_seed(config.seed)
 
 
 def _sinks(composition: Composition) -> Iterator[tuple[str, Sink]]:

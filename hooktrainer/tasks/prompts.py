@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hooktrainer.errors import CheckpointError
+from hooktrainer.errors import CheckpointError, ConfigError, Fault, RunError
 from hooktrainer.ports import Prompt, Task
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
@@ -22,6 +23,7 @@ class TaskPrompts:
     def __init__(self, task: Task, tokenizer: CharTokenizer, *, seed: int, total_epochs: int = 1) -> None:
         self._task = task
         self._tokenizer = tokenizer
+        self._longest = task.longest_prompt
         self._seed = seed
         self._total_epochs = total_epochs
         self._epoch = 0  # of the last prompt taken
@@ -31,23 +33,47 @@ class TaskPrompts:
         self._ahead: list[tuple[int, tuple[str, str]]] = []
         self._seek(0, 0)
 
+    def require(self, count: int) -> None:
+        """Raise `ConfigError` unless there are `count` training prompts that can be used; none is taken."""
+        self._ahead += itertools.islice(self._stream, count - len(self._ahead))
+        if len(self._ahead) < count:
+            text = f"{len(self._ahead)} training prompts are fewer than trainer.ppo_mini_batch_size = {count}"
+            raise ConfigError([Fault("task", f"{text}. Add prompts, epochs (trainer.total_epochs), or lower it")])
+        for number, (_, pair) in enumerate(self._ahead, start=1):
+            self._tokenized(pair, f"training prompt {number}")
+
     @property
     def exhausted(self) -> bool:
         """Whether no training prompt is left."""
         return not self._ahead
 
     def take(self, count: int) -> Sequence[Prompt]:
-        """Return the next `count` training prompts; fewer at the end of the data."""
+        """Return the next `count` training prompts; fewer at the end of the data.
+
+        Raise `RunError` for a prompt that cannot be used.
+        """
         found = self._ahead + list(itertools.islice(self._stream, count))
         self._ahead = found[count:]
+        taken = []
         for epoch, pair in found[:count]:
             self._given = self._given + 1 if epoch == self._epoch else 1
             self._epoch, self._last = epoch, pair
-        return self._tokenized([pair for _, pair in found[:count]])
+            try:
+                taken.append(self._tokenized(pair, f"training prompt {self._given} of epoch {epoch + 1}"))
+            except ConfigError as error:
+                raise RunError(str(error)) from None
+        return tuple(taken)
 
     def heldout(self, count: int) -> Sequence[Prompt]:
-        """Return the first `count` held-out prompts; always the same ones."""
-        return self._tokenized(self._task.heldout(count))
+        """Return the first `count` held-out prompts, always the same ones; fewer if the task has fewer.
+
+        Raise `ConfigError` for a prompt that cannot be used.
+        """
+        pairs = _iterated(self._task.heldout(count), "heldout")
+        return tuple(
+            self._tokenized(pair, f"held-out prompt {number}")
+            for number, pair in enumerate(itertools.islice(pairs, count), start=1)
+        )
 
     def state_dict(self) -> Mapping[str, object]:
         """Return the position in the data, and the last prompt taken."""
@@ -73,11 +99,34 @@ class TaskPrompts:
 
     def _pairs(self, first: int) -> Iterator[tuple[int, tuple[str, str]]]:
         for epoch in range(first, self._total_epochs):
-            for text, truth in self._task.train(_epoch_seed(self._seed, epoch)):
-                yield epoch, (text, truth)
+            pair = None
+            for pair in _iterated(self._task.train(_epoch_seed(self._seed, epoch)), "train"):
+                yield epoch, pair
+            if pair is None:
+                return  # later epochs would be empty, too
 
-    def _tokenized(self, pairs: Sequence[tuple[str, str]]) -> Sequence[Prompt]:
-        return tuple(Prompt(text, self._tokenizer.encode(text), truth) for text, truth in pairs)
+    def _tokenized(self, pair: Any, name: str) -> Prompt:
+        """Return a prompt. Raise `ConfigError` if it is no pair of texts, or has no token or too many."""
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
+            text = f"{name} is {reprlib.repr(pair)} ({type(pair).__name__}), expected a pair (text, truth)"
+            raise ConfigError([Fault("task", text)])
+        text, truth = pair
+        try:
+            tokens = self._tokenizer.encode(text)
+        except ConfigError as error:
+            raise ConfigError([Fault("task", f"{name}: {error}")]) from None
+        if not 1 <= len(tokens) <= self._longest:
+            found = f"{name}, {reprlib.repr(text)}, has {len(tokens)} tokens"
+            text = f"{found}; longest_prompt promises 1 to {self._longest}. Correct longest_prompt, or leave it out"
+            raise ConfigError([Fault("task", text)])
+        return Prompt(text, tokens, truth)
+
+
+def _iterated(found: object, method: str) -> Iterable[Any]:
+    if isinstance(found, Iterable) and not isinstance(found, str):
+        return found
+    text = f"{method} returned {reprlib.repr(found)} ({type(found).__name__}), expected pairs (text, truth)"
+    raise ConfigError([Fault("task", text)])
 
 
 def _epoch_seed(seed: int, epoch: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Final
 
 import numpy as np
@@ -36,7 +37,7 @@ class CharTokenizer:
         try:
             return np.array([self._ids[char] for char in text], dtype=np.int64)
         except KeyError as error:
-            raise ConfigError(f"{error} in {text!r} is not in the alphabet {self.alphabet!r}") from None
+            raise ConfigError(f"{error} in {reprlib.repr(text)} is not in the alphabet {self.alphabet!r}") from None
 
     def decode(self, tokens: Tokens) -> str:
         """Return the text up to the first end token."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from hooktrainer import Plugin, Priority, on
+from hooktrainer.errors import ConfigError
 from hooktrainer.events import FitStart, StepEnd
 from hooktrainer.metrics import Mean, Sum
 from hooktrainer.plugin import port
@@ -33,6 +34,9 @@ class Validation(Plugin):
     def take_prompts(self, _event: FitStart) -> None:
         """Take the held-out prompts before any work, so that a lack of prompts is reported at once."""
         self._prompts = self.prompts.heldout(self.size)
+        if len(self._prompts) < self.size:
+            found = f"size is {self.size}, and the task has {len(self._prompts)} held-out prompts"
+            raise ConfigError(f"{found}. Lower `size`, or let `heldout` of the task return more")
 
     @on(StepEnd, priority=Priority.EVALUATE, needs=["weights.published"], adds=["metrics.row"], every="every")
     def evaluate(self, event: StepEnd) -> None:

@@ -242,7 +242,7 @@ def test_too_few_held_out_prompts_are_refused_before_the_first_step(capsys: pyte
     assert main(["fit", "inline.yaml", "plugins.validation.size=5000"]) == 2
 
     said = capsys.readouterr().err
-    assert "5000 held-out prompts were requested" in said
+    assert "plugins[3]: size is 5000, and the task has 125 held-out prompts" in said
     assert "0 steps complete" in said
 
 

@@ -1,0 +1,207 @@
+"""Data that a run cannot use: none, too little, or not of the promised kind. It is refused before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hooktrainer.cli import main
+
+RUN = """
+task: {use: "odd.py:Odd"}
+model: {use: decoder, layers: 1, width: 8, heads: 2}
+rollout: {use: inline, n: 2, max_response_length: 3}
+optim: {lr: 1e-3}
+trainer: {total_steps: 30, train_batch_size: 8, ppo_mini_batch_size: 8}
+plugins:
+  [metric_aggregation, weight_sync, {use: validation, size: 4, every: 5}, {use: log_after_collect, sinks: [jsonl]}]
+"""
+ODD = """
+import attrs
+from hooktrainer.models.options import DecoderOptions
+from hooktrainer.tasks.generated import GeneratedTask
+
+
+@attrs.frozen(kw_only=True)
+class Odd(GeneratedTask):
+    alphabet = "0123456789>"
+    longest_prompt = 5
+
+    def train(self, seed):
+        TRAIN
+
+    def heldout(self, size):
+        HELDOUT
+
+    def score(self, truth, answer):
+        return 0.5
+
+
+@attrs.frozen(kw_only=True)
+class Other(DecoderOptions):
+    vocabulary: int = 0
+
+    def build(self, *, vocab_size, max_length, seed):
+        model = DecoderOptions(layers=1, width=8, heads=2)
+        return model.build(vocab_size=self.vocabulary, max_length=max_length, seed=seed)
+
+
+@attrs.frozen(kw_only=True)
+class SmallHead(DecoderOptions):
+    def build(self, *, vocab_size, max_length, seed):
+        from torch import nn
+
+        model = DecoderOptions(layers=1, width=8, heads=2)
+        model = model.build(vocab_size=vocab_size, max_length=max_length, seed=seed)
+        model.head = nn.Linear(8, vocab_size - 1, bias=False)
+        return model
+"""
+ENDLESS = "while True: yield '12>', '12'"
+FIXED = "return [(f'{number}>', '') for number in range(size)]"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RUN)
+    return tmp_path
+
+
+def fit(
+    capsys: pytest.CaptureFixture[str], *overrides: str, train: str = ENDLESS, heldout: str = FIXED
+) -> tuple[int, str]:
+    Path("odd.py").write_text(ODD.replace("TRAIN", train).replace("HELDOUT", heldout))
+    code = main(["fit", "run.yaml", *overrides])
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("return iter(())", "task: 0 training prompts are fewer than trainer.ppo_mini_batch_size = 8"),
+        ("return []", "task: 0 training prompts are fewer than trainer.ppo_mini_batch_size = 8"),
+        ("yield from [('1>', '1')] * 3", "task: 3 training prompts are fewer than trainer.ppo_mini_batch_size = 8"),
+        ("return None", "task: train returned None (NoneType), expected pairs (text, truth)"),
+        ("return '12'", "task: train returned '12' (str), expected pairs (text, truth)"),
+        ("while True: yield '12'", "task: training prompt 1 is '12' (str), expected a pair (text, truth)"),
+        ("while True: yield '1>', '1', '1'", "task: training prompt 1 is ('1>', '1', '1') (tuple), expected a pair"),
+        ("while True: yield 1, 2", "task: training prompt 1 is (1, 2) (tuple), expected a pair (text, truth)"),
+        ("while True: yield '', ''", "task: training prompt 1, '', has 0 tokens; longest_prompt promises 1 to 5"),
+        ("while True: yield '123456', ''", "task: training prompt 1, '123456', has 6 tokens; longest_prompt promises"),
+        ("while True: yield 'a', ''", "task: training prompt 1: 'a' in 'a' is not in the alphabet"),
+        ("while True: yield '1' * 10**6, ''", "task: training prompt 1, '111111111111...1111111111111', has 1000000"),
+    ],
+)  # fmt: skip
+def test_training_data_that_cannot_be_used_leaves_no_run(
+    train: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = fit(capsys, "trainer.total_epochs=1000000000" if "iter" in train else "seed=1", train=train)
+    assert code == 2
+    assert err.splitlines()[1].startswith(f"  {message}")
+    assert len(err) < 1000
+    assert not Path("runs").exists()
+
+
+def test_a_task_whose_prompts_are_all_held_out_leaves_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    train = "return GeneratedTask.train(self, seed)\n\n    def draw(self, rng):\n        return '7>', '8'"
+    code, err = fit(capsys, train=train)
+    assert code == 2  # the checksum of '7>' makes it a held-out prompt
+    assert err.splitlines()[1].startswith("  task: Odd(size=None) has no training prompts")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("heldout", "message"),
+    [
+        ("return [('1>', '1')] * 3", "plugins[2]: size is 4, and the task has 3 held-out prompts"),
+        ("return []", "plugins[2]: size is 4, and the task has 0 held-out prompts"),
+        ("return ['12'] * size", "task: held-out prompt 1 is '12' (str), expected a pair (text, truth)"),
+        ("return '1212'", "task: heldout returned '1212' (str), expected pairs (text, truth)"),
+        ("return None", "task: heldout returned None (NoneType), expected pairs (text, truth)"),
+        (
+            "return [('1>', ''), ('123456789012', '')] * size",
+            "task: held-out prompt 2, '123456789012', has 12 tokens; longest_prompt promises 1 to 5",
+        ),
+    ],
+)
+def test_held_out_data_that_cannot_be_used_is_refused_before_the_first_step(
+    heldout: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = fit(capsys, "plugins.weight_sync.canary=false", heldout=heldout)
+    assert code == 2
+    assert f"\n  {message}" in err
+    assert "0 steps complete" in err
+
+
+def test_more_held_out_prompts_than_are_asked_for_are_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = fit(capsys, "trainer.total_steps=1", heldout="return [('1>', '1')] * 1000")
+    assert code == 0
+
+
+def test_validation_beyond_what_a_task_has_names_both_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["task={use: sort_digits, digits: 2}", "plugins.validation.size=5000"]
+    code, err = fit(capsys, *options)
+    assert code == 2
+    assert "plugins[2]: size is 5000, and the task has 12 held-out prompts" in err
+
+
+def test_a_later_prompt_that_is_too_long_ends_the_run_with_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    train = "for number in range(1000): yield ('123456789012' if number == 199 else '1>'), '1'"
+    code, err = fit(capsys, train=train)
+    assert code == 1
+    assert "24 steps complete" in err
+    text = (
+        "the run failed: task: training prompt 200 of epoch 1, '123456789012', has 12 tokens; longest_prompt promises"
+    )
+    assert text in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{use: 'odd.py:Other', vocabulary: 12}", "the model reads 12 tokens, and the tokenizer of the task has 13"),
+        ("{use: 'odd.py:Other', vocabulary: 14}", "the model returns logits of 14 tokens, and the tokenizer"),
+        ("{use: 'odd.py:Other', vocabulary: 1}", "the model reads 1 tokens, and the tokenizer of the task has 13"),
+        ("{use: 'odd.py:SmallHead'}", "the model returns logits of 12 tokens, and the tokenizer of the task has 13"),
+    ],
+)
+def test_a_model_of_another_vocabulary_is_refused_with_both_sizes(
+    model: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("model.yaml").write_text(f"model: {model}\n")
+    Path("odd.py").write_text(ODD.replace("TRAIN", ENDLESS).replace("HELDOUT", FIXED))
+    Path("run.yaml").write_text(RUN.replace("model: {use: decoder, layers: 1, width: 8, heads: 2}", f"model: {model}"))
+    code, err = fit(capsys)
+    assert code == 2
+    assert err.splitlines()[1].startswith(f"  model: {message}")
+    assert not Path("runs").exists()
+
+
+DROP_ALL = """
+import attrs
+from hooktrainer import Plugin, Priority, on
+from hooktrainer.events import FitStart
+from hooktrainer.plugin import port
+from hooktrainer.ports import ReplayBuffer
+
+
+@attrs.define(kw_only=True)
+class DropAll(Plugin):
+    buffer: ReplayBuffer = port()
+
+    @on(FitStart, priority=Priority.PREPARE)
+    def set_filter(self, event):
+        self.buffer.set_filter(lambda group: False)
+"""
+
+
+@pytest.mark.parametrize("size", [8, 20])
+def test_a_run_whose_groups_are_all_dropped_is_no_success(size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("drop.py").write_text(DROP_ALL)
+    Path("more.yaml").write_text("plugins: [metric_aggregation, weight_sync, 'drop.py:DropAll']\n")
+    train = f"yield from [('1>', '1')] * {size}"
+    code, err = fit(capsys, "more.yaml", train=train)
+    assert code == 1
+    assert "the run failed: no step was made: the data ended before the first mini-batch was complete" in err
