@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
 
@@ -91,6 +91,8 @@ class _Unbound:
 UNBOUND: Final = _Unbound()
 _PORT: Final = "hooktrainer.port"
 _STATE: Final = "hooktrainer.state"
+METRIC: Final = "hooktrainer.metric"
+"""Key of field metadata: whether the value of an option is the name of a metric."""
 
 
 def port(*, named: bool = False, default: Sequence[str] = ()) -> Any:
@@ -102,6 +104,14 @@ def port(*, named: bool = False, default: Sequence[str] = ()) -> Any:
     if named:
         return attrs.field(default=tuple(default), converter=tuple, metadata={_PORT: "named"}, kw_only=True)
     return attrs.field(default=UNBOUND, metadata={_PORT: "typed"}, kw_only=True, repr=False, eq=False)
+
+
+def metric(default: Any = attrs.NOTHING) -> Any:
+    """Declare an option whose value names a metric of the row, or is None.
+
+    A name that no part of the run makes is refused before the run starts.
+    """
+    return attrs.field(default=default, metadata={METRIC: True}, kw_only=True)
 
 
 def state(default: Any = attrs.NOTHING, *, factory: Callable[[], Any] | None = None) -> Any:
@@ -120,6 +130,9 @@ def state(default: Any = attrs.NOTHING, *, factory: Callable[[], Any] | None = N
 @attrs.define
 class Plugin:
     """Base of all plugins."""
+
+    adds_metrics: ClassVar[tuple[str, ...] | None] = None
+    """Names of the metrics that handlers add to the row; a name that ends in `/` is a prefix. None: any metric."""
 
     def check(self, config: Config) -> Iterable[str]:  # noqa: ARG002 (the default has no checks)
         """Return the conflicts between this plugin's options and the rest of the run, one sentence each."""

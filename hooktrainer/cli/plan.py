@@ -16,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan, after every check that needs no run."""
     from hooktrainer.bus.plan_text import describe
+    from hooktrainer.run.composition import require_runnable
 
-    plan = load(args).plan
-    plan.require_sync()
-    sys.stdout.write(describe(plan))
+    composition = load(args)
+    require_runnable(composition)
+    sys.stdout.write(describe(composition.plan))
     return 0

@@ -2,4 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["build", "composition", "directory", "limits", "loading", "option_docs", "registry", "resume"]
+__all__ = [
+    "build",
+    "composition",
+    "directory",
+    "limits",
+    "loading",
+    "metric_names",
+    "option_docs",
+    "registry",
+    "resume",
+]

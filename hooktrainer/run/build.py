@@ -17,7 +17,7 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import port_fields
 from hooktrainer.ports import KLControl, Task
 from hooktrainer.replay.buffer import GroupBuffer
-from hooktrainer.run.composition import Composition, composition_of
+from hooktrainer.run.composition import Composition, composition_of, require_runnable
 from hooktrainer.run.directory import RunDirectory
 from hooktrainer.run.loading import dump
 from hooktrainer.run.registry import SINKS
@@ -42,7 +42,7 @@ def build_trainer(config: Config | Composition) -> Trainer:
         raise RuntimeError("a composition is for one run, since plugins have state; compose the configuration again")
     composition.used.put(True)
     config, plan = composition.config, composition.plan
-    plan.require_sync()
+    require_runnable(composition)
     place = RunPlace(directory=config.run.dir / config.run.name, resume=config.run.resume)
     check_resume(place.resume)
     trainer = Trainer(plan, _ports(composition), config.trainer, place)

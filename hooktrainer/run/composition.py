@@ -30,6 +30,7 @@ from hooktrainer.errors import ConfigError, PlanError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import Plugin, option_fields, port_fields
 from hooktrainer.run.limits import Sizes, limit_faults
+from hooktrainer.run.metric_names import metric_faults
 from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths, port_kind
 
 
@@ -88,6 +89,17 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
     faults.raise_if_any(SECTIONS)
     config = cast("Config", config)
     return Composition(config=config, plan=plan, composed_from=copy.deepcopy(config), **built)
+
+
+def require_runnable(composition: Composition) -> None:
+    """Raise `ConfigError` unless a plugin syncs the weights, and the run makes each metric that an option names."""
+    faults = Faults()
+    try:
+        composition.plan.require_sync()
+    except PlanError as error:
+        faults.absorb(error)
+    faults.found.extend(metric_faults(composition.config, composition.plan))
+    faults.raise_if_any(SECTIONS)
 
 
 def paths_of_keys(classes: Mapping[str, str]) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import CheckpointError, did_you_mean
 from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord, StepStart
 from hooktrainer.metrics import Row, could_have
-from hooktrainer.plugin import port
+from hooktrainer.plugin import metric, port
 from hooktrainer.ports import BestMetric, CheckpointStore, Retention, RunState, Snapshot, StoredCheckpoint
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -40,7 +40,7 @@ class Checkpoint(Plugin):
     keep_last: int = attrs.field(default=2, validator=_is_count)
     """Number of newest checkpoints to keep; -1 keeps all. An older one is removed after a newer one is on disk."""
 
-    keep_best: str | None = None
+    keep_best: str | None = metric(None)
     """A metric, such as `val/score/mean`. Every step with a new best value is saved, and the best one is kept in
     addition to the last ones."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import attrs
 from attrs.validators import ge, in_
@@ -26,6 +26,8 @@ class DiskSpace(Plugin):
     Two checkpoints and `keep_free_gb` must fit: the checkpoint of this step, and the one of the step that ends the run.
     A run that starts without space for one checkpoint and `keep_free_gb` fails at once.
     """
+
+    adds_metrics: ClassVar = ("perf/disk_free_gb",)
 
     keep_free_gb: float = attrs.field(default=1.0, validator=ge(0))
     """Gigabytes (10^9 bytes) that remain free after the last checkpoint of the run."""

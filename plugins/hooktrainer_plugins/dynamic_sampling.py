@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
 
@@ -28,6 +28,8 @@ PREFIX: Final = "training/dynamic_sampling"
 @attrs.define(kw_only=True)
 class DynamicSampling(Plugin):
     """Drop and replace groups whose answers all have the same score, since their group-relative advantages are 0."""
+
+    adds_metrics: ClassVar = (f"{PREFIX}/",)
 
     max_dropped: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     """Groups that may be dropped between two updates. After that, groups without signal are trained on too. The limit

@@ -12,7 +12,7 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import MissingMetricError, did_you_mean
 from hooktrainer.events import StepEnd
 from hooktrainer.metrics import Row, could_have
-from hooktrainer.plugin import state
+from hooktrainer.plugin import metric, state
 
 _LOG: Final = logging.getLogger("hooktrainer")
 
@@ -28,7 +28,7 @@ class KLGuard(Plugin):
     limit: float = attrs.field(default=0.2, validator=gt(0))
     """Largest value that is allowed."""
 
-    metric: str = "actor/ppo_kl"
+    metric: str = metric("actor/ppo_kl")
     """The key in the row, as in `metrics.jsonl`."""
 
     patience: int = attrs.field(default=1, validator=ge(1))

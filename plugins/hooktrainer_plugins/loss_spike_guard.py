@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from numbers import Real
 from statistics import median
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import attrs
 from attrs.validators import ge, gt, in_
@@ -16,7 +16,7 @@ from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import RunError, did_you_mean
 from hooktrainer.events import IterationEnd, StepStart
 from hooktrainer.metrics import Sum, plain
-from hooktrainer.plugin import port, state
+from hooktrainer.plugin import metric, port, state
 from hooktrainer.ports import RunState, Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -28,7 +28,9 @@ _MIN_SPREAD: Final = 0.05  # of the median magnitude; without it, small noise in
 class LossSpikeGuard(Plugin):
     """Compare a metric of every update with the median of the last updates, in robust standard deviations."""
 
-    metric: str = "actor/pg_loss"
+    adds_metrics: ClassVar = ("actor/loss_spikes", "actor/rollbacks")
+
+    metric: str = metric("actor/pg_loss")
     """A metric that the learner reports for each update. `actor/grad_norm` often shows a problem first."""
 
     threshold: float = attrs.field(default=10.0, validator=gt(0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import attrs
 
 from hooktrainer import Plugin, Priority, on
@@ -12,6 +14,8 @@ from hooktrainer.metrics import Last, RuleTable, derive
 @attrs.define(kw_only=True)
 class MetricAggregation(Plugin):
     """Merge the metrics that the updates of a step report, and seal the row once it is complete."""
+
+    adds_metrics: ClassVar = ("training/unscored",)
 
     rules: dict[str, str] = attrs.field(factory=dict)
     """Reductions for plain numbers, by key or by prefix ending in `/`: mean, sum, max, min or last."""

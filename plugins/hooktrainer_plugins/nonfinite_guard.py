@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import attrs
 from attrs.validators import ge, in_
@@ -22,6 +22,8 @@ SKIPPED: Final = "actor/skipped_updates"
 @attrs.define(kw_only=True)
 class NonfiniteGuard(Plugin):
     """Skip updates that are not finite instead of failing on the first one; then continue, stop or roll back."""
+
+    adds_metrics: ClassVar = ("actor/rollbacks",)
 
     action: Literal["skip", "stop", "rollback"] = attrs.field(
         default="skip", validator=in_(("skip", "stop", "rollback"))

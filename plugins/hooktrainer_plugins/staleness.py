@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import attrs
 
@@ -25,6 +25,8 @@ LENGTH_BIAS: Final = f"{PREFIX}/length_bias"
 @attrs.define(kw_only=True)
 class Staleness(Plugin):
     """Set how the replay buffer bounds staleness: the age of training data in weight versions, where 1 is fresh."""
+
+    adds_metrics: ClassVar = (f"{PREFIX}/",)
 
     max_off_policy_threshold: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     """T, the largest staleness that is fresh enough to train on; the smallest staleness is 1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import attrs
 
@@ -17,6 +18,8 @@ from hooktrainer.ports import Clock, Prompt, PromptSource, RolloutEngine
 @attrs.define(kw_only=True)
 class Validation(Plugin):
     """Score greedy answers to held-out prompts, on the weights just published, every few steps and at the end."""
+
+    adds_metrics: ClassVar = ("val/score/mean", "val/exact_match/mean", "val/response_length/mean", "timing_s/testing")
 
     every: int = attrs.field(default=5, validator=attrs.validators.ge(1))
     """Steps between validations; the last step is always validated."""

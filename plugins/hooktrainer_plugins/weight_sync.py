@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 import numpy as np
@@ -37,6 +37,8 @@ class WeightSync(Plugin):
     the learner's log-probabilities of the first held-out prompt. On a failure, the engine keeps its old weights and the
     run ends.
     """
+
+    adds_metrics: ClassVar = ("weight_sync/", "timing_s/weight_sync")
 
     canary: bool = attrs.field(default=True, validator=instance_of(bool))
     """Whether to verify engines with the canary; requires `logprobs` of the learner and the engine."""

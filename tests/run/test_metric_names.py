@@ -1,0 +1,107 @@
+"""Options that name a metric are compared with the metrics that the parts of a run make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hooktrainer import build_trainer, load_config
+from hooktrainer.cli import main
+from hooktrainer.run.composition import composition_of
+from hooktrainer.run.metric_names import _is_in, _made
+from hooktrainer.run.registry import PLUGINS
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+PLUGIN_LIST = "metric_aggregation, weight_sync, staleness, validation, log_after_collect"
+
+
+@pytest.mark.parametrize(
+    ("plugins", "message"),
+    [
+        ("{use: checkpoint, keep_best: val/scor/mean}", "[5].keep_best: 'val/scor/mean' is a metric that no part of"),
+        ("{use: checkpoint, keep_best: val/scor/mean}", "Did you mean 'val/score/mean'?"),
+        ("{use: kl_guard, metric: actor/ppokl}", "[5].metric: 'actor/ppokl' is a metric that no part of the run makes"),
+        ("{use: loss_spike_guard, metric: actor/gradnorm}", "[5].metric: 'actor/gradnorm' is a metric that no part"),
+        ("{use: kl_guard, metric: actor/kl}", "[5].metric: 'actor/kl' is a metric that no part of the run makes"),
+        ("{use: kl_guard, metric: critic/vf_loss}", "[5].metric: 'critic/vf_loss' is a metric that no part of the run"),
+        ("{use: kl_guard, metric: training/dynamic_sampling/kept}", "makes. Add dynamic_sampling to the plugins."),
+    ],
+)
+def test_a_metric_that_no_part_makes_is_refused(plugins: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", QUICKSTART, f"plugins=[{PLUGIN_LIST}, {plugins}]"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_score_of_validation_requires_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    plugins = "metric_aggregation, weight_sync, {use: checkpoint, keep_best: val/score/mean}"
+    assert main(["plan", QUICKSTART, f"plugins=[{plugins}]"]) == 2
+    line = capsys.readouterr().err.splitlines()[1]
+    text = "'val/score/mean' is a metric that no part of the run makes. Add validation to the plugins."
+    assert line == f"  plugins[2].keep_best: {text}"
+    assert main(["fit", QUICKSTART, f"plugins=[{plugins}]"]) == 2
+    assert main(["plan", QUICKSTART, f"plugins=[{plugins}, validation]"]) == 0
+
+
+def test_a_missing_sync_and_a_metric_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", QUICKSTART, "plugins=[metric_aggregation, {use: kl_guard, metric: x}]"]) == 2
+    assert capsys.readouterr().err.startswith("2 faults")
+
+
+def test_a_plugin_of_the_user_may_make_any_metric(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import attrs\nfrom hooktrainer import Plugin, on\nfrom hooktrainer.events import StepEnd\n\n\n"
+        "@attrs.define(kw_only=True)\nclass Mine(Plugin):\n    @on(StepEnd, adds=['metrics.row'])\n"
+        "    def add(self, event):\n        event.record.add({'my/metric': 1.0})\n"
+    )
+    plugins = f"{PLUGIN_LIST}, '{tmp_path}/mine.py:Mine', {{use: kl_guard, metric: my/metric}}"
+    assert main(["plan", QUICKSTART, f"plugins=[{plugins}]"]) == 0
+
+
+DECOUPLED = (
+    "{kl_coeff: 0.1, proximal_policy: recompute, adv_estimator: gae, clip_ratio_c: 3, policy_loss: decoupled_ppo}"
+)
+REJECTING = (
+    "{kl_coeff: 0.1, proximal_policy: recompute, behaviour_weight: tis_token, rejection: {token_k1: [0.5, 2.0]}}"
+)
+ALL = {
+    "decoupled": [f"algorithm={DECOUPLED}", "critic.use=model"],
+    "rejecting": [f"algorithm={REJECTING}"],
+    "reward": ["algorithm={kl_coeff: 0.1, kl_in: reward, kl_estimator: k1}"],
+    "plain": ["algorithm={adv_estimator: maxrl}"],
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_metric_of_a_run_is_known(tmp_path: Path, name: str) -> None:
+    guards = "{use: nonfinite_guard, action: rollback}, {use: kl_guard, limit: 100}, loss_spike_guard"
+    more = f"dynamic_sampling, checkpoint, watchdog, disk_space, {guards}"
+    plugins = PLUGIN_LIST.replace("validation", "{use: validation, size: 8}")
+    (tmp_path / "run.yaml").write_text(
+        "task: {use: sort_digits, digits: 3}\nmodel: {use: decoder, layers: 1, width: 16, heads: 2}\n"
+        "rollout: {use: thread, n: 4, max_response_length: 4}\noptim: {lr: 1e-3}\n"
+        "trainer: {total_steps: 2, train_batch_size: 8, ppo_mini_batch_size: 4, parameter_sync_step: 2}\n"
+        f"plugins: [{plugins}, {more}]\nrun: {{dir: {tmp_path}/runs}}\n"
+    )
+    config = load_config(tmp_path / "run.yaml", overrides=ALL[name])
+    made = _made(config, composition_of(config).plan)
+    assert made is not None
+    build_trainer(config).fit()
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
+    unknown = {key for row in rows for key in row if key != "step" and not _is_in(key, made)}
+    assert not unknown
+
+
+def test_built_in_plugins_declare_their_metrics() -> None:
+    for name in PLUGINS:
+        cls = PLUGINS.resolve(name)
+        adds = any('adds=["metrics.row"]' in line for line in Path(str(_source(cls))).read_text().splitlines())
+        assert (cls.adds_metrics is not None) == adds
+
+
+def _source(cls: type) -> str:
+    import inspect
+
+    return str(inspect.getsourcefile(cls))
