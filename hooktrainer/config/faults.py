@@ -45,7 +45,7 @@ class Faults:
         self.found.append(Fault(self.address, message))
 
     def unknown(self, key: object, known: Iterable[str], owner: str, remedy: str = "") -> None:
-        """Add the fault of a key that `owner` does not take, with a way out, or the closest existing key."""
+        """Add the fault of a key that `owner` does not take, with `remedy`, or the closest existing key."""
         known, word, elsewhere = list(known), str(key)[:_LONGEST], self.elsewhere()
         near = difflib.get_close_matches(word, elsewhere, n=1)
         there = f" Did you mean '{elsewhere[near[0]]}'?" if near else ""

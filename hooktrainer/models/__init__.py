@@ -2,4 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["decoder", "kv_cache", "lora", "options", "policy", "scoring", "size", "vocabulary"]
+__all__ = [
+    "decoder",
+    "kv_cache",
+    "lora",
+    "options",
+    "policy",
+    "precision",
+    "preparation",
+    "scoring",
+    "size",
+    "vocabulary",
+]

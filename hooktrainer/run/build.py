@@ -61,6 +61,7 @@ def build_trainer(config: Config | Composition) -> Trainer:
 
 def _ports(composition: Composition) -> Ports:
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
+    from hooktrainer.models.precision import in_single_precision
     from hooktrainer.models.vocabulary import check_vocabulary
     from hooktrainer.weight_sync.same_host import SameHostTransport
 
