@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from hooktrainer._util.streams import write_stderr
@@ -59,5 +59,6 @@ def _end_processes(children: list[BaseProcess]) -> None:
             write_stderr(f"left running: process {child.name} (pid {child.pid}); sending {name}\n")
             getattr(child, act or "")()
         deadline = monotonic() + PATIENCE_S
-        for child in children:
-            child.join(max(0.0, deadline - monotonic()))
+        # `join` with a timeout waits for a pipe, which processes that the child forked hold open.
+        while any(child.is_alive() for child in children) and monotonic() < deadline:
+            sleep(0.01)

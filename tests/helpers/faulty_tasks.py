@@ -57,6 +57,28 @@ class Faulty(Addition):
 
 
 @attrs.frozen(kw_only=True)
+class ForksThenDies(Addition):
+    """Forks a process that leaves the session of the worker and writes its pid; then kills the worker if it `dies`."""
+
+    pid: Path
+    dies: bool = True
+
+    def score(self, truth: str, answer: str) -> float:
+        if not self.pid.exists():
+            readable, writable = os.pipe()
+            if os.fork() == 0:
+                os.setsid()
+                self.pid.write_text(str(os.getpid()))
+                os.write(writable, b"x")
+                time.sleep(600)
+                os._exit(0)
+            os.read(readable, 1)
+            if self.dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
+
+
+@attrs.frozen(kw_only=True)
 class NeverReturns(Addition):
     """Opens the pipe `inside` in the first `score`, which never returns. Later scores return 1."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from helpers.faulty_tasks import Faulty, NeverReturns, PicklesOneWay, Unpicklable, WaitsInScore
+from helpers.faulty_tasks import Faulty, ForksThenDies, NeverReturns, PicklesOneWay, Unpicklable, WaitsInScore
 from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, build, groups, publish, versions_of
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
@@ -112,6 +113,45 @@ class TestDeaths:
         assert versions_of(queue.finished[11]) == {1}
         assert engine.take_metrics()["rollout/restarts"].value == 1
         assert engine.take_metrics()["rollout/restarts"].value == 0
+
+    @pytest.mark.parametrize("error", [OSError(errno.ENOSYS, "not implemented"), PermissionError(errno.EPERM, "no")])
+    def test_a_death_is_seen_where_the_system_has_no_pidfd(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch, error: OSError
+    ) -> None:
+        def refused(pid: int) -> int:
+            raise error
+
+        monkeypatch.setattr(os, "pidfd_open", refused)
+        engine = make(Faulty(act="kill"))
+        queue = started(engine)
+        queue.wait_for(1)
+        assert "was killed by SIGKILL while it answered group 0" in str(queue.failed[0][0])
+        engine.close()
+
+    def test_a_death_is_seen_while_a_fork_in_a_session_of_its_own_holds_the_connection(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        engine = make(ForksThenDies(pid=tmp_path / "pid"), max_restarts=0)
+        queue = started(engine)
+        queue.wait_for(1)
+        assert "was killed by SIGKILL while it answered group 0" in str(queue.failed[0][0])
+        engine.close()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it is none of ours, and still lives
+
+    def test_a_blocked_send_ends_when_a_worker_dies_whose_fork_holds_the_connection(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        engine = make(ForksThenDies(pid=tmp_path / "pid", dies=False))
+        started(engine).wait_for(1)
+        worker = engine._pool._workers[0]
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        sender = threading.Thread(target=worker.send, args=(bytes(10_000_000),))
+        sender.start()
+        worker.kill()
+        sender.join(60)
+        assert not sender.is_alive()
+        engine.close()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
     @pytest.mark.slow
     def test_more_deaths_than_max_restarts_end_the_run_with_a_hint(self, make: Make) -> None:
@@ -289,9 +329,10 @@ class TestEnds:
         assert time.monotonic() - began < 2
 
     @pytest.mark.slow
-    def test_no_worker_outlives_a_killed_engine(self) -> None:
+    @pytest.mark.parametrize("forks", [False, True])
+    def test_no_worker_outlives_a_killed_engine(self, *, forks: bool) -> None:
         script = (
-            "import time, multiprocessing\n"
+            "import os, time, multiprocessing\n"
             "from helpers import rollouts\n"
             "from hooktrainer.rollout.process.engine import ProcessOptions\n"
             "if __name__ == '__main__':\n"
@@ -301,18 +342,24 @@ class TestEnds:
             "    queue = rollouts.Queue(rollouts.groups(4))\n"
             "    engine.start(queue)\n"
             "    queue.wait_for(4)\n"
-            "    print(*(child.pid for child in multiprocessing.active_children()), flush=True)\n"
+            "    children = multiprocessing.active_children()\n"
+            f"    forked = [os.fork()] if {forks} else [1]\n"
+            "    if forked[0]:\n"
+            "        print(*(child.pid for child in children), *forked, flush=True)\n"
             "    time.sleep(60)\n"
         )
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) as parent:
             assert parent.stdout is not None
-            children = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+            *pids, forked = map(int, parent.stdout.readline().split())
+            children = [os.pidfd_open(pid) for pid in pids]
             parent.kill()
         assert len(children) == 2
         for child in children:
-            assert select.select([child], [], [], 5)[0]
+            assert select.select([child], [], [], 30)[0]
             os.close(child)
+        if forks:
+            os.kill(forked, signal.SIGKILL)
 
 
 @attrs.define(kw_only=True)

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["broadcast", "engine", "handle", "messages", "pool", "shared_memory", "worker"]
+__all__ = ["broadcast", "engine", "handle", "inbox", "messages", "pool", "process_exit", "shared_memory", "worker"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait
 from time import monotonic
 from typing import Final
 
@@ -81,6 +80,6 @@ class Broadcast:
         for worker in late:
             worker.kill()
         for worker in late:  # the caller may overwrite the weights that a killed worker reads
-            wait([worker.process.sentinel], _DEATH_S)
+            worker.is_dead(_DEATH_S)
         if self.undoing:
             raise SyncError(f"{', '.join(map(str, late))} {fault}, and was killed")

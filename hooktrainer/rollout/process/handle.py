@@ -11,12 +11,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
 
 from hooktrainer._util.signals import HANDLED
 from hooktrainer.ports import Floats, Group
+from hooktrainer.rollout.process.inbox import Inbox
 from hooktrainer.rollout.process.messages import Capacity, PackedError
+from hooktrainer.rollout.process.process_exit import ProcessExit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,18 +44,22 @@ class WorkerHandle:
         """Its reply to the last `Score`."""
         self.connection, theirs = _SPAWN.Pipe()
         self.process: Final = _SPAWN.Process(
-            target=main, args=(theirs, config, sets), name=f"rollout-{number}", daemon=True
+            target=main, args=(theirs, os.getpid(), config, sets), name=f"rollout-{number}", daemon=True
         )
         self.capacity = Capacity(0, 0)
         """The capacity that it reported last."""
+        self._engine: Final = os.getpid()
         self._given = 0
-        self._hung_up = False
+        self._inbox = Inbox(self.connection)
         self._sending = threading.Lock()
         resource_tracker.ensure_running()  # here, since it unblocks signals when it starts
         with theirs, _signals_blocked():
             self.process.start()
+        assert self.process.pid is not None
+        self._pid: Final = self.process.pid
+        self._exit: Final = ProcessExit(self._pid)
         atexit.register(self.kill)  # an engine that is never closed must not block the exit of Python
-        self._name = f"rollout worker {number} (pid {self.process.pid})"
+        self._name = f"rollout worker {number} (pid {self._pid})"
 
     def __str__(self) -> str:
         return self._name
@@ -92,19 +98,16 @@ class WorkerHandle:
 
     def received(self) -> Iterator[object]:
         """Yield the messages that it sent and that were not read yet."""
-        try:
-            while not self._hung_up and self.connection.poll():
-                yield self.connection.recv()
-        except (EOFError, OSError):  # possibly in the middle of a message
-            self._hung_up = True
+        return self._inbox.received()
 
     def waitables(self) -> Sequence[Connection | int]:
         """Return objects that become readable when it sends a message or dies."""
-        return [self.process.sentinel] if self._hung_up else [self.process.sentinel, self.connection]
+        ended = self._exit.fileno()
+        return [ended] if self._inbox.hung_up else [ended, self.connection]
 
-    def is_dead(self) -> bool:
-        """Return whether its process has ended."""
-        return bool(wait([self.process.sentinel], 0))
+    def is_dead(self, seconds: float | None = 0.0) -> bool:
+        """Return whether its process has ended, after waiting for at most so many seconds."""
+        return self._exit.wait(seconds)
 
     def exit_description(self) -> str:
         """Describe how its process ended."""
@@ -120,7 +123,7 @@ class WorkerHandle:
     def abandon(self) -> Sequence[Group]:
         """Release the resources of a dead worker, and return its groups in flight."""
         atexit.unregister(self.kill)
-        self.connection.close()
+        self._disconnect()
         lost = list(self.groups.values())
         self.ready = False
         self.groups.clear()
@@ -129,19 +132,39 @@ class WorkerHandle:
 
     def hang_up(self) -> None:
         """Close the sending side of the connection; unlike a message to a stopped process, this never blocks."""
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as ours, suppress(OSError):
-            ours.shutdown(socket.SHUT_WR)
+        self._shut_down(socket.SHUT_WR)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
-        self.process.kill()
+        """Send SIGKILL to the process, and to all processes that it started."""
+        if os.getpid() == self._engine:  # not in a copy of the engine's process that exits
+            self.kill_group()
+            self.process.kill()
+
+    def kill_group(self) -> None:
+        """Kill the processes that it started, except those with a session of their own."""
+        with suppress(ProcessLookupError, PermissionError):  # there is none, or it runs as another user
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def sever(self) -> None:
+        """Kill what a dead worker has left running, and wake threads that are sending to it."""
+        self.kill_group()
+        self._shut_down(socket.SHUT_RDWR)  # what has arrived can still be read
 
     def close(self) -> None:
         """Release the resources of a dead process."""
         atexit.unregister(self.kill)
+        self.sever()
         self.process.join()
-        self.connection.close()
+        self._disconnect()
         self.process.close()
+
+    def _disconnect(self) -> None:
+        with self._sending:  # not while a thread that `sever` has woken still uses the connection
+            self.connection.close()
+
+    def _shut_down(self, how: int) -> None:
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
+            ours.shutdown(how)
 
 
 @contextmanager

@@ -193,7 +193,8 @@ class WorkerPool:
         while live:
             ready = wait([end for worker in live for end in worker.waitables()])
             for worker in [worker for worker in live if any(end in ready for end in worker.waitables())]:
-                dead = worker.is_dead()  # before reading, so that no message is missed
+                if dead := worker.is_dead():  # asked before reading, so that no message is missed
+                    worker.sever()
                 for message in worker.received():
                     self._handle(worker, message, buffer)
                 if dead:
@@ -257,7 +258,7 @@ def _join(workers: Sequence[WorkerHandle], seconds: float | None) -> None:
     """Wait until all workers are dead, for at most this many seconds."""
     deadline = None if seconds is None else monotonic() + seconds
     for worker in workers:
-        wait([worker.process.sentinel], None if deadline is None else max(0.0, deadline - monotonic()))
+        worker.is_dead(None if deadline is None else max(0.0, deadline - monotonic()))
 
 
 def _advice(*, killed: bool) -> str:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
+from time import sleep
 from typing import Final
 
 import torch
@@ -42,10 +43,13 @@ from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 EXIT_GRACE_S: Final = 1.0
 """Seconds that the generating thread has to return before the process exits."""
+_ORPHAN_CHECK_S: Final = 0.5
+"""Seconds between two checks that the engine is alive."""
 
 
-def main(connection: Connection, config: bytes, sets: Sequence[Tensor]) -> None:
-    """Run a worker until the engine closes the connection or dies."""
+def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tensor]) -> None:
+    """Run a worker until the engine, the process `engine`, closes the connection or dies."""
+    _end_with(engine)
     # Neither blocked nor ignored: processes that a task starts would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -62,6 +66,28 @@ def main(connection: Connection, config: bytes, sets: Sequence[Tensor]) -> None:
             worker.handle(connection.recv())
     except (EOFError, OSError):
         worker.stop()
+
+
+def _end_with(engine: int) -> None:
+    """End this process, and those that it starts, with the process `engine`.
+
+    A process that the engine forked may hold the other end of the connection open.
+    """
+    worker = os.getpid()
+    os.setpgid(0, 0)  # the engine kills this group when the worker is dead
+
+    def kill_orphans() -> None:
+        if os.getpid() == worker and os.getppid() != engine:
+            os.killpg(worker, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == engine:
+            sleep(_ORPHAN_CHECK_S)
+        sleep(EXIT_GRACE_S)
+        kill_orphans()
+
+    atexit.register(kill_orphans)  # first, so that it is called last
+    threading.Thread(target=watch, name="orphan-check", daemon=True).start()
 
 
 class RemoteGroupSource:
