@@ -15,6 +15,7 @@
     + NonFiniteError     a loss or gradient is NaN or infinite
     + LedgerError        groups were lost or counted twice
     + CheckpointError    a checkpoint cannot be written, found, read or restored
+    + HungError          a component did not return within its limit after a signal
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Final, TypeVar
 
 import attrs
 
@@ -110,13 +112,77 @@ class CheckpointError(RunError):
     """A checkpoint cannot be written, found, read or restored."""
 
 
+class HungError(RunError):
+    """A component did not return within its limit after a signal."""
+
+
+_LONGEST_TEXT: Final = 20_000
+"""Characters of an error that are shown; more are left out in the middle."""
+
+
+def message_of(error: object) -> str:
+    """Return the text of any error, or of any other object, also if its `__str__` raises."""
+    try:
+        text = str(error)
+    except Exception as another:  # noqa: BLE001 (code of a user)
+        return f"(the __str__ of {type(error).__name__} raised {type(another).__name__})"
+    return shortened(text)
+
+
+def line_of(error: BaseException) -> str:
+    """Return the type and the text of any error."""
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def repr_of(error: BaseException) -> str:
+    """Return the `repr` of any error; its type and text if its `__repr__` raises."""
+    try:
+        return shortened(repr(error))
+    except Exception:  # noqa: BLE001 (code of a user)
+        return line_of(error)
+
+
+def shortened(text: str) -> str:
+    """Return a text without the middle part, if it is longer than a person would read."""
+    if (left_out := len(text) - _LONGEST_TEXT) <= 0:
+        return text
+    half = _LONGEST_TEXT // 2
+    return f"{text[:half]} [{left_out:,} characters are left out] {text[-half:]}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of any error as text."""
+    try:
+        return shortened("".join(traceback.format_exception(error)))
+    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
+        return f"{''.join(traceback.format_tb(error.__traceback__))}{line_of(error)}\n"
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of any error, also if its `__notes__` is not a list."""
+    try:
+        notes: object = error.__notes__
+    except Exception:  # noqa: BLE001 (it has none, or the attribute raises)
+        return []
+    return [message_of(note) for note in notes] if isinstance(notes, (list, tuple)) else [message_of(notes)]
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to any error, also if its class overrides `add_note` or its `__notes__` is not a list."""
+    try:
+        BaseException.add_note(error, note)
+    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
+        with suppress(Exception):
+            error.__notes__ = [*notes_of(error), note]
+
+
 E = TypeVar("E", bound=BaseException)
 
 
 def add_error_note(error: BaseException, another: BaseException, when: str) -> None:
     """Add a note to `error` that shows another error with its traceback and notes."""
     if another is not error:
-        error.add_note(f"{when} there was another error:\n{_shown(another, error)}".rstrip())
+        add_note(error, f"{when} there was another error:\n{_shown(another, error)}".rstrip())
 
 
 def first_error(errors: Sequence[E], when: str) -> E:
@@ -129,10 +195,13 @@ def first_error(errors: Sequence[E], when: str) -> E:
 def _shown(error: BaseException, first: BaseException) -> str:
     """Return the traceback without `first`; for an error of hooktrainer without a cause, only its message."""
     if isinstance(error, HookTrainerError) and error.__cause__ is None:
-        return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-    view = traceback.TracebackException.from_exception(error)
-    _leave_out(view, error, first)
-    return "".join(view.format())
+        return "\n".join([line_of(error), *notes_of(error)])
+    try:
+        view = traceback.TracebackException.from_exception(error)
+        _leave_out(view, error, first)
+        return shortened("".join(view.format()))
+    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
+        return traceback_of(error)
 
 
 def _leave_out(view: traceback.TracebackException, error: BaseException, first: BaseException) -> None:

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from hooktrainer._util.hangs import Part
 from hooktrainer._util.random_state import preserved_random_state
 from hooktrainer._util.shutdown import attempt, finish, interruptible
+from hooktrainer._util.signals import CLOSING_S, closing_part
 from hooktrainer.bus import Bus
 from hooktrainer.bus.binding import Ports, bind
 from hooktrainer.bus.handlers import PlacedPlugin
@@ -68,7 +70,8 @@ class Trainer:
             raise RuntimeError("fit() was called twice on this trainer; build a new trainer for another run")
         self._started = True
         started = self.ports.clock.now()
-        with interruptible() as self.bus.interrupts:
+        patience_s = max((entry.plugin.patience_s for entry in self.bus.plan.plugins), default=CLOSING_S)
+        with interruptible(self._closing_part, patience_s) as self.bus.interrupts:
             outcome = attempt(self._run, self.bus.interrupts)
             first, last = self._state.step, max(self._complete, self._state.step)
             took = self.ports.clock.now() - started
@@ -192,6 +195,12 @@ class Trainer:
             )
         self.ports.buffer.advance(event.version)
         self._complete = event.step
+
+    def _closing_part(self) -> Part:
+        """Return the plugin whose handler is running, with its limit after a signal."""
+        if (handler := self.bus.running) is None:
+            return closing_part(self, "the end of the run")
+        return closing_part(handler.planned.owner, str(handler.planned), handler.planned.owner.plugin.patience_s)
 
     def _send_fit_end(self, result: Result) -> None:
         self._state.keep_random_state()

@@ -1,12 +1,12 @@
-"""Helpers without knowledge of training: files, imports, limits, random state, signals, shutdown, streams, clock."""
+"""Helpers without knowledge of training, from files and imports to signals and shutdown."""
 
 from __future__ import annotations
 
 __all__ = [
     "clock",
     "files",
+    "hangs",
     "imports",
-    "lazy_exports",
     "machine",
     "random_state",
     "registry",

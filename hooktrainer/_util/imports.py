@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from hooktrainer.errors import ConfigError, did_you_mean
+from hooktrainer.errors import ConfigError, did_you_mean, line_of
 
 
 def load_module(where: str) -> ModuleType:
@@ -26,7 +26,7 @@ def described(error: BaseException) -> str:
     """Return the type and text of an unexpected error, with the line that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
-    return f"{type(error).__name__}: {error} ({file}, line {line})"
+    return f"{line_of(error)} ({file}, line {line})"
 
 
 def require_file(path: Path) -> None:
@@ -44,7 +44,9 @@ def _import(name: str) -> ModuleType:
             text = f"there is no module '{error.name}'; a file is written with its extension, as in my_file.py:Name"
             raise ConfigError(text) from error
         raise ConfigError(f"importing {name} failed: {described(error)}") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ConfigError(f"importing {name} failed: {described(error)}") from error
 
 
@@ -62,7 +64,9 @@ def _load_file(path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # pickle, inspect and attrs look it up there
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise ConfigError(f"importing {path} failed: {described(error)}") from error
     return module

@@ -9,8 +9,9 @@ from typing import Final, Literal, TypeAlias
 
 import attrs
 
+from hooktrainer._util.hangs import Part
 from hooktrainer._util.signals import Aborted, Interrupts, Mode, handled
-from hooktrainer.errors import add_error_note
+from hooktrainer.errors import add_error_note, line_of
 
 Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted", "failed"]
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -27,14 +28,18 @@ class Outcome:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interrupts]:
-    """Handle signals during a run. A signal that arrives during shutdown is raised after it."""
+def interruptible(part: Callable[[], Part], exit_after_s: float) -> Iterator[Interrupts]:
+    """Handle signals during a run. A signal that arrives during shutdown is raised after it.
+
+    `part` returns the part of the shutdown that is in progress. `exit_after_s` limits a native call before it.
+    """
     with handled() as interrupts:
-        before, interrupts.mode = interrupts.mode, Mode.HELD
+        before = interrupts.mode, interrupts.closing_part, interrupts.exit_after_s
+        interrupts.mode, interrupts.closing_part, interrupts.exit_after_s = Mode.HELD, part, exit_after_s
         try:
             yield interrupts
         finally:
-            interrupts.mode = before
+            interrupts.mode, interrupts.closing_part, interrupts.exit_after_s = before
         interrupts.raise_it()
 
 
@@ -48,14 +53,16 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
         raise
     except BaseException as error:  # noqa: BLE001 (raised by `finish`)
         interrupts.mode = Mode.HELD
+        if interrupts.interrupted:
+            _LOG.warning("the run was interrupted in %s", interrupts.interrupted)
         end = interrupts.end_by(error)
         if (number := interrupts.number) is not None and not interrupts.came_before_signals(error):
             # The signal came first, so later errors are its consequence.
             if error is not end:
-                _LOG.warning("after %s there was another error: %s", number.name, _line(error))
+                _LOG.warning("after %s there was another error: %s", number.name, line_of(error))
                 add_error_note(end, error, f"after {number.name}")
             return Outcome("interrupted", number.name, end)
-        return Outcome("failed" if isinstance(error, Exception) else "interrupted", _line(error), error)
+        return Outcome("failed" if isinstance(error, Exception) else "interrupted", line_of(error), error)
     return Outcome(status, reason)
 
 
@@ -75,10 +82,6 @@ def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Call
             if failure is not error:
                 add_error_note(failure, error, "at the end of the run")
                 if not isinstance(failure, Exception):
-                    _LOG.warning("at the end of the run there was an error: %s", _line(error), exc_info=error)
+                    _LOG.warning("at the end of the run there was an error: %s", line_of(error), exc_info=error)
     if failure is not None:
         raise failure
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

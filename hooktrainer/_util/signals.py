@@ -1,27 +1,42 @@
 """SIGINT, SIGTERM and SIGHUP: the first signal ends a run at the next safe place, or interrupts a long wait.
 
 A safe place is between two handlers, where no row is half written and no weight sync is half done. If the run reaches
-none within `PATIENCE_S` (an empty buffer, a long validation), the running code is interrupted. The shutdown that
-follows is interrupted only by a second SIGINT.
+none within `PATIENCE_S` (an empty buffer, a long validation), the running code is interrupted. A second SIGINT
+interrupts the shutdown that follows. So does `hangs`, for a part of the shutdown that exceeds its limit.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
 from typing import Any, Final
 
+from hooktrainer._util.hangs import HangWatch, Part, place
+from hooktrainer.errors import HungError
+
 PATIENCE_S: Final = 0.5
 """Seconds to reach a safe place, before the running code is interrupted."""
+CLOSING_S: Final = 4.0
+"""Default limit in seconds for each part of the shutdown that follows a signal."""
+_GRACE_S: Final = 0.5
+"""Seconds beyond its limit for a part that ends at its limit without an interrupt."""
+_EXIT_S: Final = 2.0
+"""Seconds that a part of the shutdown may take to react to being interrupted."""
 HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Aborted(KeyboardInterrupt):
     """A second SIGINT: exit at once, without a clean shutdown."""
+
+
+def closing_part(key: object, name: str, limit_s: float = CLOSING_S) -> Part:
+    """Return a part of the shutdown."""
+    return Part(key, name, limit_s + _GRACE_S, limit_s + _EXIT_S)
 
 
 class Mode(Enum):
@@ -44,10 +59,16 @@ class Interrupts:
         self.raised: BaseException | None = None
         """The last exception raised for that signal."""
         self.mode = Mode.AT_ONCE
+        self.closing_part: Callable[[], Part] = lambda: closing_part(None, "the end of the run")
+        """Returns the part of the shutdown that is in progress."""
+        self.exit_after_s = CLOSING_S
+        """Limit in seconds for a native call before the shutdown, which cannot be interrupted."""
+        self.interrupted = ""
+        """The method that was interrupted before the shutdown because it reached no safe place."""
         self._early: list[BaseException] = []
         self._ctrl_c = 0
-        self._overdue = False
-        self._alarm: threading.Timer | None = None
+        self._overdue: Part | None = None
+        self._hung: list[object] = []
 
     def check(self) -> None:
         """Mark a safe place: end the run if a signal was received, even if its exception was caught before."""
@@ -81,11 +102,12 @@ class Interrupts:
         """Return the exception of a signal: KeyboardInterrupt for SIGINT, else SystemExit with 128 + its number."""
         return KeyboardInterrupt(number.name) if number is signal.SIGINT else SystemExit(128 + number)
 
-    def handle(self, number: int, _: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal; this is the handler that Python calls."""
-        if self._overdue:  # sent by the alarm, to interrupt a wait
-            self._overdue = False
-            self.check()
+        if (overdue := self._overdue) is not None and self.number is not None:
+            self._overdue = None
+            if overdue.key == self.part().key:
+                self._interrupt(overdue, self.number, frame)
             return
         if number == signal.SIGINT:
             self._ctrl_c += 1
@@ -94,25 +116,42 @@ class Interrupts:
         self.number = self.number or signal.Signals(number)
         if self.mode is Mode.AT_ONCE:
             self.raise_it()
-        elif self.mode is Mode.SOON and (self._alarm is None or not self._alarm.is_alive()):
-            self._alarm = threading.Timer(PATIENCE_S, self._wake, [self.number])
-            self._alarm.daemon = True
-            self._alarm.start()
 
-    def cancel_alarm(self) -> None:
-        """Cancel the alarm, and return once it can no longer fire."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm.join()
-            self._alarm = None
+    def part(self) -> Part:
+        """Return the part of the run that is in progress."""
+        if self.mode is Mode.HELD:
+            return self.closing_part()
+        limit = PATIENCE_S if self.mode is Mode.SOON else CLOSING_S
+        return Part(self.mode, "the run", limit, self.exit_after_s)
 
-    def _wake(self, number: signal.Signals) -> None:
-        """Send the signal again from the thread of the alarm, because only a signal interrupts a wait."""
-        self._overdue = True
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    def interrupt(self, part: Part) -> None:
+        """Send the signal again from another thread, because only a signal interrupts a wait of the main thread."""
+        if self.number is not None:
+            self._overdue = part
+            signal.pthread_kill(threading.main_thread().ident or 0, self.number)
+
+    def _interrupt(self, part: Part, number: signal.Signals, frame: FrameType | None) -> None:
+        if self.mode is not Mode.HELD:
+            self.interrupted = place(frame)
+            self.raise_it()
+        self._hung.append(part.key)
+        if self._hung.count(part.key) > 2:  # code that catches every `Exception` may try again for ever
+            self.raise_it()
+        limit = f"{part.interrupt_after_s:g} s after {number.name}"
+        raise HungError(f"{part.name}: {place(frame)} did not return within {limit} and was interrupted")
 
 
 _installed: Interrupts | None = None
+_watch: HangWatch | None = None
+
+
+def _in_child() -> None:
+    """Disconnect a forked child, whose signals the parent must not see."""
+    if _installed is not None and _watch is not None:
+        _watch.forget()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
@@ -134,12 +173,13 @@ def handled() -> Iterator[Interrupts]:
 
 @contextmanager
 def _install() -> Iterator[Interrupts]:
-    global _installed  # noqa: PLW0603 (handlers belong to the process)
+    global _installed, _watch  # noqa: PLW0603 (handlers belong to the process)
     interrupts = Interrupts()
     found = {number: signal.getsignal(number) for number in HANDLED}
     before: dict[signal.Signals, Any] = {
         number: handler for number, handler in found.items() if handler not in (signal.SIG_IGN, None)
     }
+    _watch = HangWatch(interrupts, before)
     try:
         _installed = interrupts
         for number in before:
@@ -147,7 +187,7 @@ def _install() -> Iterator[Interrupts]:
         yield interrupts
     finally:
         interrupts.mode = Mode.HELD  # later signals are raised below
-        interrupts.cancel_alarm()
+        _watch.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
         _installed = None

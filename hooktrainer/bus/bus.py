@@ -19,7 +19,7 @@ from hooktrainer.bus.control import CheckedRecord, Declaration, RunControl
 from hooktrainer.bus.handlers import Handler, PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.bus.timing import Callback, HandlerTimes, TimedHandler
-from hooktrainer.errors import BusError, ConfigError, first_error
+from hooktrainer.errors import BusError, add_note, first_error
 from hooktrainer.events import Event, FitEnd, Priority, StepEvent, StepRecord
 from hooktrainer.metrics import Record
 from hooktrainer.plugin import Plugin
@@ -124,9 +124,10 @@ def _add_origin(error: BaseException, handler: Handler, event: Any, interrupts: 
         error.place(handler.owner.address)
     step = f", step {event.step}" if hasattr(event, "step") else ""
     where = f" ({handler.owner.address})" if handler.owner.address else ""
-    error.add_note(
+    add_note(
+        error,
         f"raised by plugin '{handler.owner.name}'{where}: {type(handler.owner.plugin).__name__}.{handler.method} "
-        f"on {handler.event.signal}, {handler.band.name} {handler.number}{step}"
+        f"on {handler.event.signal}, {handler.band.name} {handler.number}{step}",
     )
 
 

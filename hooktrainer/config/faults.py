@@ -10,8 +10,7 @@ from typing import Final
 import attrs
 
 from hooktrainer._util.imports import described
-from hooktrainer.config.scalars import EnvironmentText
-from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean
+from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean, message_of
 
 _LONGEST: Final = 400
 """Characters of a value in a fault."""
@@ -62,7 +61,7 @@ class Faults:
         if isinstance(error, ConfigError):
             self.found.extend(Fault(_below(self.address, fault.address), fault.message) for fault in error.faults)
         elif isinstance(error, (ValueError, TypeError)):
-            self.add(str(error.args[0]) if error.args else type(error).__name__)
+            self.add(message_of(error.args[0]) if error.args else type(error).__name__)
         else:
             self.add(described(error))
 
@@ -96,7 +95,7 @@ def short(value: object) -> str:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error; libraries add their internal state below it."""
-    return str(error).partition("\n")[0]
+    return message_of(error).partition("\n")[0]
 
 
 def _below(address: str, key: str) -> str:

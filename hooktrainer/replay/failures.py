@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hooktrainer.errors import RolloutError
+from hooktrainer.errors import RolloutError, add_note, line_of
 from hooktrainer.metrics import Last, Metric
 from hooktrainer.ports import FailureReason, Group, Replacement
 from hooktrainer.replay.ledger import DropReason
@@ -48,13 +48,13 @@ class Failures:
             self._fatal = RolloutError(f"{summary}, and the limit replay.{limit} = {allowed} is exceeded")
             self._fatal.__cause__ = error
         elif not exceeded:
-            _LOG.warning("%s and is replaced: %s: %s", summary, type(error).__name__, error)
+            _LOG.warning("%s and is replaced: %s", summary, line_of(error))
         self._replacements.append(Replacement(group.prompt if exceeded or reason == "worker_died" else None))
 
     def add_filter_error(self, group: Group, error: BaseException) -> None:
         """Record an error raised by the replay filter, which is fatal; a resumed run dispatches the prompt again."""
         if self._fatal is None:
-            error.add_note(f"raised by the replay filter for group {group.number} ({group.prompt.text!r})")
+            add_note(error, f"raised by the replay filter for group {group.number} ({group.prompt.text!r})")
             self._fatal = error
         self._replacements.append(Replacement(group.prompt))
 

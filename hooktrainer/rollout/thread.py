@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from hooktrainer.errors import RolloutError
+from hooktrainer._util.hangs import place_of_thread
+from hooktrainer.errors import RolloutError, repr_of
 from hooktrainer.ports import FailureReason, Group, GroupSource, ReplayBuffer, RolloutEngine, Task, Trajectory
 from hooktrainer.rollout.engine import Engine, make_parts
 from hooktrainer.rollout.options import COUNT, SamplingOptions
@@ -104,7 +105,7 @@ class ThreadEngine(Engine):
     def pump(self) -> None:
         """Raise the error of a worker that failed."""
         if self._error is not None:
-            raise RolloutError(f"a rollout worker died: {self._error!r}") from self._error
+            raise RolloutError(f"a rollout worker died: {repr_of(self._error)}") from self._error
 
     def close(self) -> None:
         """Close the buffer, which ends every wait there, and join the workers; abandon those that do not return."""
@@ -117,7 +118,8 @@ class ThreadEngine(Engine):
             worker = self._workers.pop()
             worker.join(max(0.0, deadline - monotonic()))
             if worker.is_alive():
-                _LOG.warning("%s did not return within %g s and is abandoned", worker.name, GRACE_S)
+                text = "%s did not return within %g s and is abandoned; it is in %s"
+                _LOG.warning(text, worker.name, GRACE_S, place_of_thread(worker))
         self._buffer = None
 
     def _work(self, source: FairSource) -> None:

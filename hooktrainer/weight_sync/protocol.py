@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from hooktrainer.errors import SyncError, add_error_note
+from hooktrainer.errors import SyncError, add_error_note, message_of
 from hooktrainer.metrics import Max
 from hooktrainer.ports import WeightHolder
 from hooktrainer.weight_sync.exclusive import exclusive_sync
@@ -162,7 +162,7 @@ def _all_or_nothing(attempt: SyncAttempt) -> Iterator[None]:
     except BaseException as error:
         attempt.undo(error)
         if isinstance(error, Exception):
-            raise SyncError(f"version {attempt.version} was not published: {error}") from error
+            raise SyncError(f"version {attempt.version} was not published: {message_of(error)}") from error
         raise
 
 

@@ -6,14 +6,13 @@ import importlib.util
 import io
 import pickle
 import sys
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from hooktrainer.errors import RolloutError
+from hooktrainer.errors import RolloutError, line_of, traceback_of
 from hooktrainer.metrics import Metric
 from hooktrainer.ports import FailureReason, Floats, Group, Task, Tokens, Trajectory
 from hooktrainer.rollout.options import SamplingOptions
@@ -158,13 +157,13 @@ class PackedError:
     @classmethod
     def of(cls, error: BaseException) -> PackedError:
         """Pack any exception; one that cannot be pickled is packed as text."""
-        trace = "".join(traceback.format_exception(error))
+        trace = traceback_of(error)
         try:
             pickled = pickle.dumps(error)
             pickle.loads(pickled)  # noqa: S301 - some exceptions can be pickled but not unpickled
         except Exception:  # noqa: BLE001 - pickling runs code of the class
             pickled = None
-        return cls(pickled, traceback.format_exception_only(error)[-1].strip(), trace)
+        return cls(pickled, line_of(error), trace)
 
     def unpack(self) -> BaseException:
         """Return the exception with its remote traceback as cause, or a `RolloutError` that quotes it."""

@@ -1,0 +1,147 @@
+"""Interrupt the part of a run that does not return after a signal, and end the process if that fails.
+
+A thread learns of a signal from the wakeup file descriptor, also while the main thread is inside a native call and
+cannot run the handler of the signal. It then measures how long each part of the run takes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from time import monotonic
+from types import FrameType
+from typing import Final, Protocol
+
+import attrs
+
+TICK_S: Final = 0.05
+_LONGEST_TICK_S: Final = 0.5
+"""Limit of the time that is counted at once: a process that was stopped has not used its time."""
+MAX_INTERRUPTS: Final = 10
+"""Number of times that a part is interrupted, before the process exits without it."""
+INTERVAL_S: Final = 0.5
+"""Seconds between two interrupts of a part."""
+_STOP: Final = b"\0"
+_STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)  # noqa: PTH120 (compared with strings)
+
+
+@attrs.frozen
+class Part:
+    """The part of a run that the main thread is in, with its limits in seconds after a signal."""
+
+    key: object
+    """Identity of the part; parts with the same key share their limits."""
+    name: str
+    interrupt_after_s: float
+    exit_after_s: float
+    """Limit for a part that cannot be interrupted."""
+
+
+class Watched(Protocol):
+    """What the thread asks about the run, and how it interrupts it."""
+
+    def part(self) -> Part:
+        """Return the part that the main thread is in."""
+        ...
+
+    def interrupt(self, part: Part) -> None:
+        """Interrupt this part on the main thread, unless it ended in the meantime."""
+        ...
+
+
+class HangWatch:
+    """A thread that does nothing until one of `signals` arrives. Create and stop it on the main thread."""
+
+    def __init__(self, watched: Watched, signals: Collection[int]) -> None:
+        self._watched = watched
+        self._signals = frozenset(signals)
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._run, name="hang-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. No part is interrupted after this."""
+        signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
+        with suppress(BlockingIOError):  # a full pipe; the thread finds its end, unless a forked child has it open
+            os.write(self._write, _STOP)
+        os.close(self._write)
+        self._thread.join()
+        os.close(self._read)
+
+    def forget(self) -> None:
+        """Do nothing in a forked child: its signals must not be seen by the thread of the parent."""
+        signal.set_wakeup_fd(-1)
+
+    def _run(self) -> None:
+        number = self._wait_for_signal()
+        spent: dict[object, float] = {}
+        interrupts: dict[object, int] = {}
+        since = monotonic()
+        while number and not self._stopped():
+            part = self._watched.part()
+            passed, since = monotonic() - since, monotonic()
+            spent[part.key] = seconds = spent.get(part.key, 0.0) + min(passed, _LONGEST_TICK_S)
+            count = interrupts.get(part.key, 0)
+            if seconds > part.exit_after_s or count > MAX_INTERRUPTS:
+                _exit_without(part, seconds, signal.Signals(number))
+            if seconds > part.interrupt_after_s + count * INTERVAL_S:
+                interrupts[part.key] = count + 1
+                self._watched.interrupt(part)
+
+    def _wait_for_signal(self) -> int:
+        """Return the first signal; 0 if the run ended without one."""
+        while (number := os.read(self._read, 1)) not in (_STOP, b""):
+            if number[0] in self._signals:
+                return number[0]
+        return 0
+
+    def _stopped(self) -> bool:
+        """Wait for a tick; return whether `stop` was called."""
+        if not select.select([self._read], [], [], TICK_S)[0]:
+            return False
+        found = os.read(self._read, 64)
+        return not found or _STOP in found
+
+
+def place(frame: FrameType | None) -> str:
+    """Return the innermost method outside of the standard library that a frame is in, with its file and line."""
+    first = ""
+    while frame is not None:
+        code = frame.f_code
+        if not _is_standard(code.co_filename):
+            owner = frame.f_locals.get("self")
+            name = f"{type(owner).__name__}.{code.co_name}" if owner is not None else code.co_qualname
+            found = f"{name} ({code.co_filename}, line {frame.f_lineno})"
+            if owner is not None:
+                return found
+            first = first or found
+        frame = frame.f_back
+    return first or "code of a library"
+
+
+def place_of_thread(thread: threading.Thread) -> str:
+    """Return the method that a thread is in."""
+    return place(sys._current_frames().get(thread.ident or 0))
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith("<") or (file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file)
+
+
+def _exit_without(part: Part, seconds: float, number: signal.Signals) -> None:
+    """Exit the process. The lock of standard error may be held, so the message is written to its file."""
+    if hasattr(sys, "ps1"):  # an interactive session has more to lose than a run
+        return
+    held = f"{part.name}: {place_of_thread(threading.main_thread())}"
+    text = f"{held} did not return within {seconds:.0f} s after {number.name}; the process exits without it\n"
+    try:
+        os.write(2, text.encode(errors="replace"))
+    finally:
+        os._exit(128 + number)

@@ -1,0 +1,88 @@
+"""Sinks that never return, or raise, from one of their methods."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def announce(place: str) -> None:
+    sys.stdout.write(f"AT {place}\n")
+    sys.stdout.flush()
+
+
+class Hangs:
+    """Never returns from the method `at`."""
+
+    at = "write"
+
+    def __init__(self, directory: Path, total_steps: int | None = None) -> None: ...
+
+    def _reach(self, method: str) -> None:
+        if method == self.at:
+            announce(method)
+            self.hang()
+
+    def hang(self) -> None:
+        while True:
+            time.sleep(60)
+
+    def open(self) -> None:
+        self._reach("open")
+
+    def write(self, step: int, row: Mapping[str, object]) -> None:
+        self._reach("write")
+
+    def rewind(self, step: int) -> Sequence[int]:
+        self._reach("rewind")
+        return ()
+
+    def close(self) -> None:
+        self._reach("close")
+
+
+class HangsInOpen(Hangs):
+    at = "open"
+
+
+class HangsInRewind(Hangs):
+    at = "rewind"
+
+
+class HangsInClose(Hangs):
+    at = "close"
+
+
+class TriesForEver(Hangs):
+    """Catches every error, as the client of a tracker that tries again."""
+
+    def hang(self) -> None:
+        while True:
+            try:
+                time.sleep(60)
+            except Exception:  # noqa: BLE001 (a client that tries again)
+                continue
+
+
+class CatchesAll(Hangs):
+    """Catches interrupts too."""
+
+    def hang(self) -> None:
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:  # noqa: BLE001 (the worst client)
+                continue
+
+
+class HangsInNativeCode(Hangs):
+    """Hangs in a native call, which no signal interrupts; the interpreter lock is free."""
+
+    def hang(self) -> None:
+        library = ctypes.CDLL(None)
+        mutex = ctypes.create_string_buffer(64)
+        library.pthread_mutex_lock(mutex)
+        library.pthread_mutex_lock(mutex)
