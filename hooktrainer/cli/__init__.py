@@ -12,22 +12,28 @@ import os
 import pkgutil
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 
 from hooktrainer._util.signals import Aborted
-from hooktrainer._util.streams import make_lenient, write_stderr
+from hooktrainer._util.streams import OutputLostError, prepare, write_result, write_stderr
 from hooktrainer.cli._exit import exit_now, leave_with
-from hooktrainer.errors import ConfigError, HookTrainerError
+from hooktrainer.errors import ConfigError, HookTrainerError, message_of, notes_of, traceback_of
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 when done, 2 if the configuration is wrong, 1 on failure, 130 if interrupted."""
-    make_lenient()
-    args = _parse(argv)
+    prepare()
+    try:
+        args = _parse(argv)
+    except SystemExit:  # after --help or a usage error
+        with suppress(OutputLostError):
+            write_result("")
+        write_stderr("")  # Python would exit with another code if it could not flush the streams
+        raise
     # `package.module:Class` is imported from the working directory, as under `python -m hooktrainer`.
     if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds strings)
         sys.path.append(os.getcwd())  # noqa: PTH109
@@ -37,13 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _code(args: argparse.Namespace) -> int:  # noqa: PLR0911 (one for each way to end)
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
+        write_result("")  # flush what user code printed
     except ConfigError as error:
         write_stderr(_faults_text(error, getattr(args, "config", ())))
         return 2
-    except BrokenPipeError:
-        # The reader closed the pipe; without this, Python reports it again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OutputLostError:
         return 1
     except Aborted:
         write_stderr("aborted; writes in progress were not completed\n")
@@ -53,12 +57,12 @@ def _code(args: argparse.Namespace) -> int:  # noqa: PLR0911 (one for each way t
         return 130
     except SystemExit as error:  # raised by a signal or by user code: a failure, also with code 0
         write_stderr(_exit_text(error))
-        return error.code if isinstance(error.code, int) and error.code else 1
+        return error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1
     except HookTrainerError as error:
         write_stderr(_failure_text(error))
         return 1
-    except Exception:  # noqa: BLE001 (shown whole; the exit code is part of the interface)
-        write_stderr(traceback.format_exc())
+    except BaseException as error:  # noqa: BLE001 (shown whole; the exit code is part of the interface)
+        write_stderr(traceback_of(error))
         return 1
     return code
 
@@ -98,8 +102,8 @@ def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
 def _exit_text(error: SystemExit) -> str:
     if error.code in (128 + signal.SIGTERM, 128 + signal.SIGHUP):  # the notes name a handler that did not cause it
         return "terminated\n"
-    notes = getattr(error, "__notes__", ())
-    return "\n".join([f"the run was ended by SystemExit({error.code!r})", *(f"  {note}" for note in notes), ""])
+    code = error.code if error.code is None or isinstance(error.code, int) else repr(message_of(error.code))
+    return "\n".join([f"the run was ended by SystemExit({code})", *(f"  {note}" for note in notes_of(error)), ""])
 
 
 def _failure_text(error: HookTrainerError) -> str:
@@ -107,6 +111,6 @@ def _failure_text(error: HookTrainerError) -> str:
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
     if not isinstance(chain[-1], HookTrainerError):  # an error of a user's code needs its traceback
-        return "".join(traceback.format_exception(error))
-    notes = [note for raised in chain for note in getattr(raised, "__notes__", ())]
-    return "\n".join([f"the run failed: {': '.join(map(str, chain))}", *(f"  {note}" for note in notes), ""])
+        return traceback_of(error)
+    notes = [note for raised in chain for note in notes_of(raised)]
+    return "\n".join([f"the run failed: {': '.join(map(message_of, chain))}", *(f"  {note}" for note in notes), ""])

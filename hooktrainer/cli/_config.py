@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hooktrainer._util.streams import write_stderr
 
 if TYPE_CHECKING:
     from hooktrainer.run.composition import Composition
@@ -40,5 +41,5 @@ def load(args: argparse.Namespace) -> Composition:
         warnings.simplefilter("always", loading.ConfigWarning)
         composition = loading.load(*files, overrides=overrides)
     for warning in caught:
-        sys.stderr.write(f"warning: {warning.message}\n")
+        write_stderr(f"warning: {warning.message}\n")
     return composition

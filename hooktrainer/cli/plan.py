@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from hooktrainer._util.streams import write_result
 from hooktrainer.cli._config import add_config_arguments, load
 
 
@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     from hooktrainer.bus.plan_text import describe
     from hooktrainer.run.composition import require_runnable
 
-    composition = load(args)
-    require_runnable(composition)
-    sys.stdout.write(describe(composition.plan))
+    plan = load(args).plan
+    plan.require_sync()
+    write_result(describe(plan))
     return 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from hooktrainer._util.streams import write_result
 from hooktrainer.errors import ConfigError, did_you_mean
 
 _WIDTH: Final = 100
@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
     group_before = None
     for group, name in places:
         if group != group_before:
-            sys.stdout.write(f"{group} ({_where(group)})\n")
+            write_result(f"{group} ({_where(group)})\n")
         group_before = group
-        sys.stdout.write("\n".join(_lines(group, name)) + "\n\n")
+        write_result("\n".join(_lines(group, name)) + "\n\n")
     return 0
 
 

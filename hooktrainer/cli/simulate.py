@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hooktrainer._util.streams import write_result
 from hooktrainer.cli._config import add_config_arguments, load
 
 
@@ -53,12 +53,10 @@ def run(args: argparse.Namespace) -> int:
     times = {"generate": args.generate, "train": args.train, "sync": args.sync}
     if args.json:
         head = {**times, "steps": args.steps, "seed": schedule.seed}
-        sys.stdout.write(json.dumps({**head, "rows": table.as_json(rows)}, allow_nan=False) + "\n")
+        write_result(json.dumps({**head, "rows": table.as_json(rows)}, allow_nan=False) + "\n")
     else:
         seconds = ", ".join(f"{kind} {time}" for kind, time in times.items())
-        sys.stdout.write(
-            f"{args.steps} steps, seed {schedule.seed}; {seconds}\n\n{table.as_text(rows)}\n{table.LEGEND}\n"
-        )
+        write_result(f"{args.steps} steps, seed {schedule.seed}; {seconds}\n\n{table.as_text(rows)}\n{table.LEGEND}\n")
     return 0 if any(row.outcome for row in rows) else 1
 
 
