@@ -93,7 +93,11 @@ def step_key_fault(sink: object) -> str:
 
 @runtime_checkable
 class RewindableSink(Sink, Protocol):
-    """A sink that can delete rows; a resumed run calls `rewind` after `open`."""
+    """A sink that can delete rows; a resumed run calls `rewind` after `open`.
+
+    If the resumed run has no step left, `rewind` is called only for a sink with the optional attribute `last_step`, the
+    last step that has a row, and deletes nothing.
+    """
 
     def rewind(self, step: int) -> Sequence[int]:
         """Delete all rows after `step` and return their steps in ascending order."""
@@ -120,6 +124,11 @@ class RunState(Protocol):
     @property
     def step(self) -> int:
         """Return the complete step that the run was restored from; 0 for a new run."""
+        ...
+
+    @property
+    def total_steps(self) -> int | None:
+        """Return the number of steps of the run; None if it lasts until its data ends."""
         ...
 
     @property

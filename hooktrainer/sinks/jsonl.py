@@ -16,7 +16,8 @@ import attrs
 
 from hooktrainer._util import files
 from hooktrainer.errors import RecordError
-from hooktrainer.metrics import STEP_KEY, Row, number
+from hooktrainer.metrics import Row, number
+from hooktrainer.sinks.stored_rows import StoredRow, StoredRows, ranges
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _TAIL: Final = 2**16
@@ -45,6 +46,11 @@ class JsonlSink:
     def path(self) -> Path:
         """Return the path of the file."""
         return self.directory / "metrics.jsonl"
+
+    @property
+    def last_step(self) -> int:
+        """Return the last step that has a row; 0 if there is none."""
+        return max((row.step for row in self._parsed(self._read(), 0).rows), default=0)
 
     def open(self) -> None:
         """Create the directory and the file. Existing rows are kept; new rows must have later steps.
@@ -92,7 +98,7 @@ class JsonlSink:
             with self.path.open("ab") as file:  # opened for each row, so that no handle can go stale
                 file.write(f"{line}\n".encode())
                 file.flush()
-                os.fsync(file.fileno())
+                files.sync_file(file.fileno(), self.path)
         except BaseException:
             with suppress(OSError):  # the first error is raised
                 os.truncate(self.path, whole)  # a full disk or an interrupt may leave part of a line
@@ -100,46 +106,67 @@ class JsonlSink:
         self._written = step
 
     def rewind(self, step: int) -> Sequence[int]:
-        """Delete all rows after `step`, return their steps, and log which rows up to `step` are missing.
+        """Delete all rows after `step` and return their steps. Afterwards steps ascend and are unique.
 
-        Raises `RecordError` with the line number if a row up to `step` cannot be read. Unreadable rows after it are
-        deleted.
+        Log which rows up to `step` are missing, and what had to be repaired; the file as it was is kept under another
+        name then. Raises `RecordError` with the line number if a row up to `step` cannot be read.
         """
-        kept, deleted, unreadable, size = list[int](), list[int](), list[int](), 0
-        for place, line in enumerate(io.BytesIO(self._read()), start=1):
-            if not line.endswith(b"\n"):
-                break  # a row that was cut off by a kill was never confirmed
-            try:
-                found = _step_of(line)
-            except ValueError as error:
-                if (kept[-1] if kept else 0) < step:
-                    raise self._damage(place, error) from None
-                unreadable.append(place)
-                continue
-            if found > step:
-                deleted.append(found)
-            elif deleted or unreadable:
-                raise self._damage(place, ValueError(f"step {found} follows rows of later steps"))
-            else:
-                kept.append(found)
-                size += len(line)
-        os.truncate(self.path, size)
+        try:
+            return self._rewind(step)
+        except OSError as error:
+            text = f"the rows after step {step} cannot be removed from {self.path}: {error}. Free some space, or make"
+            raise RecordError(f"{text} the file writable") from None
+
+    def _rewind(self, step: int) -> Sequence[int]:
+        data = self._read()
+        found = self._parsed(data, step)
+        rows = {row.step: row for row in found.rows if row.step <= step}  # the last one of a step is the newest
+        kept = sorted(rows)
+        fresh = b"".join(rows[at].text for at in kept)
+        repairs = found.repairs(step)
+        if repairs:
+            aside = self._set_aside(data)
+            files.replace(self.path, fresh)
+            _LOG.warning("%s was repaired: %s; the earlier file is kept as %s", self.path, repairs, aside.name)
+        elif len(fresh) < len(data):
+            os.truncate(self.path, len(fresh))
         self._written = -1
-        self._log_repairs(step, kept, unreadable)
-        return deleted
+        self._log_gaps(step, kept, found.unreadable)
+        return sorted({row.step for row in found.rows} - rows.keys())
 
     def close(self) -> None:
         """Accept no more rows."""
         self._open = False
 
-    def _log_repairs(self, step: int, kept: Sequence[int], unreadable: Sequence[int]) -> None:
+    def _parsed(self, data: bytes, step: int) -> StoredRows:
+        """Parse all rows. Raises `RecordError` for an unreadable one, unless all rows up to `step` precede it."""
+        found = StoredRows()
+        for place, line in enumerate(io.BytesIO(data), start=1):
+            if not line.endswith(b"\n"):
+                break  # a row that a kill tore was never confirmed
+            try:
+                found.rows.append(StoredRow.of(line))
+            except ValueError as error:
+                if max((row.step for row in found.rows), default=0) < step:
+                    raise self._damage(place, error) from None
+                found.unreadable.append(place)
+        return found
+
+    def _set_aside(self, data: bytes) -> Path:
+        names = (f"{self.path.name}.set_aside{suffix}" for suffix in ("", *(f".{n}" for n in range(1, 1000))))
+        aside = next(path for path in map(self.path.with_name, names) if not path.exists())
+        files.write(aside, data)
+        return aside
+
+    def _log_gaps(self, step: int, kept: Sequence[int], unreadable: Sequence[int]) -> None:
         if unreadable:
             numbers = ", ".join(map(str, unreadable))
             _LOG.warning("%s: unreadable rows after step %d were deleted: line %s", self.path, step, numbers)
         first = kept[0] if kept else 1  # the run may have started in another directory
-        expected = range(first, step + 1) if kept or self._existed else ()
+        ran_here = self._existed or any(self.directory.glob("checkpoints/step_*"))
+        expected = range(first, step + 1) if kept or ran_here else ()
         if missing := sorted(set(expected) - set(kept)):
-            rows = f"rows {_ranges(missing)} are" if len(missing) > 1 else f"row {missing[0]} is"
+            rows = f"rows {ranges(missing)} are" if len(missing) > 1 else f"row {missing[0]} is"
             _LOG.warning("%s: %s missing; the run resumes from step %d without them", self.path, rows, step)
 
     def _last_step(self) -> int:
@@ -157,7 +184,7 @@ class JsonlSink:
                 file.truncate(size - len(tail) + whole)
         lines = tail[:whole].split(b"\n")
         try:
-            return _step_of(lines[-2]) if len(lines) > 1 else -1
+            return StoredRow.of(lines[-2]).step if len(lines) > 1 else -1
         except ValueError as error:
             raise self._damage(self._read().count(b"\n"), error) from None
 
@@ -192,22 +219,3 @@ def _flatten(row: Mapping[str, object]) -> Iterator[tuple[str, float]]:
 def _short(value: float) -> str:
     """Return the shortest text that parses as the same number."""
     return repr(value).removesuffix(".0")
-
-
-def _step_of(line: bytes) -> int:
-    """Return the step of a row. Raises `ValueError` if the line is not a row."""
-    try:
-        step = json.loads(line)["step"]
-    except (LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"it has no step ({error!r})") from error
-    if type(step) is not int:
-        raise ValueError(f"its step is {step!r}")
-    return step
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """Format ascending steps with ranges: 1, 3-8."""
-    known = set(steps)
-    starts = [step for step in steps if step - 1 not in known]
-    ends = [step for step in steps if step + 1 not in known]
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

@@ -20,6 +20,7 @@ class FakeRunState:
     directory: Path | None = None
     resume: Literal["off", "auto"] | Path = "off"
     step: int = 0
+    total_steps: int | None = None
     state: dict[str, Any] = attrs.field(factory=dict)
     generators: dict[str, Any] = attrs.field(factory=dict)
     """A stand-in for the state of the global random generators."""

@@ -61,6 +61,11 @@ class LogAfterCollect(Plugin):
     def _rewind(self, step: int) -> None:
         """Delete the rows after the step that the run resumes from, and log which steps are repeated."""
         rewindable = [sink for sink in self.sinks if isinstance(sink, RewindableSink)]
+        if self.run.total_steps is not None and step >= self.run.total_steps:  # no step is run again
+            for finished in rewindable:
+                if (written := getattr(finished, "last_step", None)) is not None:
+                    finished.rewind(max(step, written))
+            return
         deleted = [steps[-1] for sink in rewindable if (steps := sink.rewind(step))]
         if (last := max([*deleted, self.run.logged_step if self._append_only else 0])) <= step:
             return

@@ -178,9 +178,72 @@ class TestRewind:
             f"{sink.path}: unreadable rows after step 2 were deleted: line 3, 5"
         ]
 
-    def test_row_out_of_order_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(RecordError, match="line 4, is not a row: step 2 follows rows of later steps"):
-            opened(tmp_path, lines(1, 5, 6, 2)).rewind(3)
+    @pytest.mark.parametrize(
+        ("text", "deleted", "kept", "said"),
+        [
+            (lines(1, 2, 3, 4, 4, 5, 6), [6], [1, 2, 3, 4, 5], "row 4 occurred more than once"),
+            (lines(5, 4, 3, 2, 1), [], [1, 2, 3, 4, 5], "rows 1-4 followed a later step and was moved"),
+            (lines(7, 6, 5, 4, 3, 2, 1), [6, 7], [1, 2, 3, 4, 5], "rows 1-5 followed a later step and was moved"),
+            (lines(1, 2) + '{"step": 3, "a": NaN}\n' + lines(4, 5), [], [1, 2, 3, 4, 5], "row 3 had NaN or infinite"),
+            (lines(1, 2) + '{"a": -Infinity, "step": 3}\n' + lines(4, 5), [], [1, 2, 3, 4, 5], "row 3 had NaN"),
+            (lines(1, 6, 7, 2, 3, 4, 5), [6, 7], [1, 2, 3, 4, 5], "row 2 followed a later step and was moved"),
+            (lines(1, 2, 3, 1, 2, 3, 4, 5), [], [1, 2, 3, 4, 5], "rows 1-3 occurred more than once"),
+        ],
+    )
+    def test_rows_that_are_not_ascending_unique_and_strict_are_repaired_and_the_file_is_kept(
+        self,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        text: str,
+        deleted: list[int],
+        kept: list[int],
+        said: str,
+    ) -> None:
+        sink = opened(tmp_path, text)
+        assert sink.rewind(5) == deleted
+        assert steps(tmp_path) == kept
+        assert "NaN" not in sink.path.read_text()
+        assert (tmp_path / "metrics.jsonl.set_aside").read_text() == text
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert said in message
+        assert message.endswith("the earlier file is kept as metrics.jsonl.set_aside")
+        sink.write(6, {})
+        assert steps(tmp_path) == [*kept, 6]
+
+    def test_a_second_repair_keeps_the_file_of_the_first(self, tmp_path: Path) -> None:
+        for number in (1, 2):
+            opened(tmp_path, lines(number, number)).rewind(2)
+        names = [path.name for path in tmp_path.iterdir() if "aside" in path.name]
+        assert sorted(names) == ["metrics.jsonl.set_aside", "metrics.jsonl.set_aside.1"]
+
+    def test_the_last_of_two_rows_of_a_step_is_kept(self, tmp_path: Path) -> None:
+        sink = opened(tmp_path, '{"step": 1, "a": 1}\n{"step": 1, "a": 2}\n')
+        sink.rewind(1)
+        assert json.loads(sink.path.read_text()) == {"step": 1, "a": 2}
+
+    def test_rows_that_are_in_order_are_left_alone(self, tmp_path: Path) -> None:
+        sink = opened(tmp_path, '{"a":NaN , "step":9}\n'.replace("NaN ", "1") + lines(10) + '{"step": 11, "lo')
+        assert sink.rewind(10) == []
+        assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+    def test_a_deleted_file_of_a_run_that_saved_here_is_said(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "checkpoints" / "step_00000004").mkdir(parents=True)
+        sink = opened(tmp_path)
+        assert sink.rewind(4) == []
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{sink.path}: rows 1-4 are missing; the run resumes from step 4 without them"
+        ]
+
+    @pytest.mark.parametrize("row", ['{"step": 2.5}', '{"step": NaN}', '{"step": true}', "NaN", '{"loss": 1}'])
+    def test_a_line_without_a_step_is_an_error_before_the_checkpoint_and_is_deleted_after_it(
+        self, tmp_path: Path, row: str
+    ) -> None:
+        sink = opened(tmp_path, lines(1) + row + "\n" + lines(3))
+        with pytest.raises(RecordError, match="line 2, is not a row"):
+            sink.rewind(3)
+        assert sink.rewind(1) == [3]
 
 
 def test_directory_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:

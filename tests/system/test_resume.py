@@ -549,3 +549,58 @@ def test_resume_keeps_the_order_of_a_dict_in_plugin_state() -> None:
 
     assert [row.get("order/out") for row in rows()] == [row.get("order/out") for row in rows("whole")]
     assert rows()[-1]["order/out"] == 3.0
+
+
+def tamper(text: str, how: str) -> str | None:
+    lines = text.splitlines(keepends=True)
+    match how:
+        case "deleted":
+            return None
+        case "doubled":
+            lines.insert(4, lines[3])
+        case "reversed":
+            lines.reverse()
+        case "nan":
+            lines[2] = lines[2].replace('"step": 3', '"step": 3, "odd": NaN', 1)
+        case "half":
+            lines.append('{"step": 9, "lo')
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("total", [6, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("how", "message", "left"),
+    [
+        ("deleted", "rows 1-6 are missing", []),
+        ("doubled", "row 4 occurred more than once", [1, 2, 3, 4, 5, 6]),
+        ("reversed", "rows 1-5 followed a later step", [1, 2, 3, 4, 5, 6]),
+        ("nan", "row 3 had NaN", [1, 2, 3, 4, 5, 6]),
+        ("half", "", [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_changed_rows_are_reported_and_repaired_on_resume(
+    how: str, message: str, left: list[int], total: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit("plugins.validation.enabled=false")
+    path = Path("runs/run/metrics.jsonl")
+    text = tamper(path.read_text(), how)
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+
+    assert fit(RESUME, "plugins.validation.enabled=false", f"trainer.total_steps={total}") == 0
+
+    assert [row["step"] for row in rows()] == [*left, *range(7, total + 1)]
+    assert "NaN" not in path.read_text()
+    assert message in " ".join(said(caplog))
+    if how in ("doubled", "reversed", "nan"):
+        assert path.with_name("metrics.jsonl.set_aside").read_text() == text
+
+
+def test_a_resume_with_fewer_steps_than_are_done_keeps_all_rows() -> None:
+    fit("trainer.total_steps=4", "plugins.checkpoint.every=2")
+    shutil.rmtree("runs/run/checkpoints/step_00000004")  # as if killed before the last save
+    before = Path("runs/run/metrics.jsonl").read_text()
+
+    assert fit(RESUME, "trainer.total_steps=2") == 0
+    assert Path("runs/run/metrics.jsonl").read_text() == before
