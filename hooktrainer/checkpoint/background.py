@@ -28,14 +28,18 @@ class BackgroundStore:
 
     def load(self, source: Literal["auto"] | Path, *, allow_fresh: bool = False) -> StoredCheckpoint | None:
         """Read the newest complete checkpoint (`auto`), or the one at a path."""
-        return self._store.load_newest(allow_fresh=allow_fresh) if source == "auto" else load(Path(source))
+        try:
+            return self._store.load_newest(allow_fresh=allow_fresh) if source == "auto" else load(Path(source))
+        except OSError as error:
+            place = self._store.root if source == "auto" else source
+            raise CheckpointError(f"the checkpoints in {place} cannot be read: {error}") from None
 
     def open(self, step: int, retention: Retention) -> None:
         """Prepare for saves after `step`. Raises `CheckpointError` if the directory cannot be written."""
         try:
             self._store.prepare(step)
         except OSError as error:
-            raise CheckpointError(f"checkpoints cannot be saved in {self._store.root}: {error}") from error
+            raise CheckpointError(f"checkpoints cannot be saved in {self._store.root}: {error}") from None
         self._saved_step, self._retention = step, retention
 
     def best_score(self, metric: BestMetric) -> float | None:

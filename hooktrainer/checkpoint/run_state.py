@@ -15,7 +15,7 @@ from hooktrainer._util.random_state import get_random_state, set_random_state
 from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
-from hooktrainer.errors import CheckpointError, ConfigError, StarvedError, did_you_mean
+from hooktrainer.errors import CheckpointError, ConfigError, did_you_mean, repr_of
 from hooktrainer.events import Status
 from hooktrainer.ports import Snapshot, Stateful
 from hooktrainer.replay.dispatcher import Dispatcher
@@ -58,7 +58,7 @@ class LiveState:
         self._plugins = {placed.name: placed.plugin for placed in plugins}
         self._ports = ports
         self._dispatcher = dispatcher
-        self._total_steps = total_steps
+        self.total_steps: Final = total_steps
         self._random_at_end: Mapping[str, object] | None = None
 
     @property
@@ -72,7 +72,11 @@ class LiveState:
     def record_logged_step(self, step: int) -> None:
         """Record in the run directory that the row of `step` was written."""
         if self.directory is not None and self.directory.is_dir():
-            files.replace(self.directory / _LOGGED_STEP, str(step).encode("ascii"))
+            try:
+                files.replace(self.directory / _LOGGED_STEP, str(step).encode("ascii"))
+            except OSError as error:
+                text = "%s cannot be written (%s): a resumed run does not know which steps a sink already has"
+                files.warn_once(text, self.directory / _LOGGED_STEP, error.strerror)
 
     def keep_random_state(self) -> None:
         """Save the random state at the end of the loop, for a snapshot that is taken after other fit_end handlers."""
@@ -90,7 +94,7 @@ class LiveState:
         dispatcher = self._dispatcher
         plugins = {name: plugin.state_dict() for name, plugin in self._plugins.items()}
         parts = {
-            "loop": {"exhausted": dispatcher.exhausted, "total_steps": self._total_steps},
+            "loop": {"exhausted": dispatcher.exhausted, "total_steps": self.total_steps},
             "random": self._random_at_end or self.random(),
             "plugins": {name: state for name, state in plugins.items() if state},
             "dispatch": dispatcher.state_dict(),
@@ -118,7 +122,7 @@ class LiveState:
             self.set_random(states["random"])
         with _load_errors_of(snapshot, "loop"):
             loop = states["loop"]
-            self.had_ended = loop["exhausted"] and loop["total_steps"] == self._total_steps
+            self.had_ended = loop["exhausted"] and loop["total_steps"] == self.total_steps
         self.step, self.latest = snapshot.step, snapshot
 
     def capture_learner(self, step: int) -> Snapshot:
@@ -145,7 +149,7 @@ class LiveState:
 
     def already_done(self, data_ended: Callable[[int], bool]) -> str | None:
         """Return why the restored run has no step left; None if a step remains."""
-        done, total = self.step, self._total_steps
+        done, total = self.step, self.total_steps
         if done and total is not None and done >= total:
             return f"all {total} steps are done" if done == total else f"{done} steps are done; total_steps is {total}"
         return "the data has ended" if self.had_ended and data_ended(done + 1) else None
@@ -167,7 +171,7 @@ class LiveState:
             return "already_done", "the data has ended"
         raise CheckpointError(
             f"no step could be made after step {self.step}, where the run was resumed: the data has ended, but "
-            f"total_steps = {self._total_steps}. Raise trainer.total_epochs, or lower total_steps"
+            f"total_steps = {self.total_steps}. Raise trainer.total_epochs, or lower total_steps"
         )
 
     def _parts(self) -> Mapping[str, Stateful]:
@@ -186,7 +190,7 @@ class LiveState:
                     plugin.load_state_dict(states[name])
                 except (ConfigError, *_LOAD_ERRORS) as error:
                     expected = isinstance(error, ConfigError)  # any other error needs its traceback
-                    found = error if expected else repr(error)
+                    found = error if expected else repr_of(error)
                     text = f"the state of the plugin '{name}' in the checkpoint of step {step} does not fit it: {found}"
                     remedy = "Resume with the plugin that was saved, or give it another `name` and set `strict: false`"
                     raise CheckpointError(f"{text}. {remedy} for checkpoint") from (None if expected else error)
@@ -208,5 +212,5 @@ def _load_errors_of(snapshot: Snapshot, part: str) -> Iterator[None]:
     try:
         yield
     except _LOAD_ERRORS as error:
-        text = f"part '{part}' of the checkpoint of step {snapshot.step} does not fit this run: {error!r}"
+        text = f"part '{part}' of the checkpoint of step {snapshot.step} does not fit this run: {repr_of(error)}"
         raise CheckpointError(text) from error

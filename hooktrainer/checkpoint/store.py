@@ -16,7 +16,7 @@ from typing import Final
 
 from hooktrainer._util import files
 from hooktrainer.checkpoint import file_format
-from hooktrainer.errors import CheckpointError
+from hooktrainer.errors import CheckpointError, message_of
 from hooktrainer.ports import BestMetric, Retention, Snapshot, StoredCheckpoint
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -58,7 +58,7 @@ class Store:
             self._publish(unfinished, target)
         except Exception as error:  # noqa: BLE001 (any failure must leave earlier checkpoints unchanged)
             files.discard(unfinished)
-            text = f"the checkpoint of step {snapshot.step} could not be written to {self.root}: {error}"
+            text = f"the checkpoint of step {snapshot.step} could not be written to {self.root}: {message_of(error)}"
             expected = isinstance(error, (OSError, CheckpointError))  # any other error needs its traceback
             raise CheckpointError(f"{text}. Earlier checkpoints are unchanged.") from (None if expected else error)
         self._update_latest(target)

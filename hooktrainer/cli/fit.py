@@ -31,16 +31,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     composition = load(args)
-    from hooktrainer.run.build import build_trainer
+    from hooktrainer.run.build import build_trainer, directory_of
 
     config = composition.config
     names = ", ".join(entry.name for entry in config.plugins if entry.enabled)
-    write_stdout(f"plugins: {names or 'none'}\n")
-    kept = f"kept in {os.path.relpath(config.run.dir / config.run.name)}"
+    directory = directory_of(config)
+    write_stdout(f"plugins: {names or 'none'}\nrun directory: {directory}\n")
+    kept = f"kept in {os.path.relpath(directory)}"
     trainer = build_trainer(composition)
     try:
         result = trainer.fit()
-    except BaseException:
+    except BaseException as error:
+        if not isinstance(error, Exception) and any(directory.glob("checkpoints/step_*")):
+            kept = f"{kept}; resume with run.resume=auto"
         complete = trainer.ports.buffer.version
         known = complete or config.run.resume == "off"  # a resume may fail before the restored step is known
         write_stderr(f"{_steps(complete)} complete, {kept}\n" if known else f"no step was completed, {kept}\n")

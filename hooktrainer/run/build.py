@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,13 +43,13 @@ def build_trainer(config: Config | Composition) -> Trainer:
         raise RuntimeError("a composition is for one run, since plugins have state; compose the configuration again")
     composition.used.put(True)
     config, plan = composition.config, composition.plan
-    require_runnable(composition)
-    place = RunPlace(directory=config.run.dir / config.run.name, resume=config.run.resume)
+    plan.require_sync()
+    place = RunPlace(directory=directory_of(config), resume=config.run.resume)
     check_resume(place.resume)
     trainer = Trainer(plan, _ports(composition), config.trainer, place)
     files = {"config.yaml": dump(config), "plan.txt": describe(plan)}
     try:
-        directory = RunDirectory(config.run.dir / config.run.name, files, place.resume)
+        directory = RunDirectory(directory_of(config), files, place.resume)
     except ConfigError:
         trainer.ports.engine.close()
         raise
@@ -57,6 +58,11 @@ def build_trainer(config: Config | Composition) -> Trainer:
     trainer.at_start(partial(warn_of_changes, before, files["config.yaml"]))
     trainer.at_end(directory.release)
     return trainer
+
+
+def directory_of(config: Config) -> Path:
+    """Return the absolute path of the run directory, since user code may change the working directory."""
+    return (config.run.dir / config.run.name).absolute()
 
 
 def _ports(composition: Composition) -> Ports:
@@ -126,7 +132,7 @@ def _set_up_libraries(config: Config) -> None:
 def _sinks(composition: Composition) -> Iterator[tuple[str, Sink]]:
     """Create each sink that a plugin names."""
     config = composition.config
-    directory = config.run.dir / config.run.name
+    directory = directory_of(config)
     names = {
         name
         for entry in composition.plan.plugins

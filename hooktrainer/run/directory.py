@@ -12,12 +12,13 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Final, Literal
 
-from hooktrainer._util.files import replace
-from hooktrainer.errors import ConfigError, Fault
+from hooktrainer._util.files import replace_all
+from hooktrainer.errors import ConfigError, Fault, RunError
 
 _LOG: Final = logging.getLogger("hooktrainer")
 
@@ -61,15 +62,22 @@ class RunDirectory:
             raise ConfigError([Fault("run", f"{text} Choose another one with run.dir=... or run.name=...")]) from None
 
     def renew(self) -> None:
-        """Replace the files in a directory that is resumed; a new directory has them already."""
-        for name, text in self._fresh.items():
-            replace(self._directory / name, text.encode("utf-8"))
+        """Replace the files in a directory that is resumed; a new directory has them already.
+
+        Raise `RunError` if they cannot be written; nothing is changed then.
+        """
+        try:
+            replace_all(self._directory, {name: text.encode("utf-8") for name, text in self._fresh.items()})
+        except OSError as error:
+            text = f"the run directory {self._directory} cannot be written: {error.strerror}. Free some space, or make"
+            raise RunError(f"{text} it writable, and resume again with run.resume=auto") from None
         self._fresh = {}
 
     def release(self) -> None:
         """Release the lock, so that another run can use the directory."""
         if self._lock is not None:
-            Path(self._lock.name).unlink(missing_ok=True)
+            with suppress(OSError):  # the next run finds the file unlocked
+                Path(self._lock.name).unlink()
             self._lock.close()
             self._lock = None
 
@@ -93,19 +101,37 @@ def _replace(directory: Path, renamed: Path, fresh: Path) -> None:
         raise
 
 
-def _locked(path: Path, directory: Path) -> TextIOWrapper:
-    """Return an open file that this process has locked; the system releases the lock when the process ends."""
+def _locked(path: Path, directory: Path) -> TextIOWrapper | None:
+    """Return an open file that this process has locked; the system releases the lock when the process ends.
+
+    Return None if the file system has no locks, or the lock file cannot be created.
+    """
     while True:
-        file = path.open("a", encoding="utf-8")
+        try:
+            file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            _warn_unlocked(directory, error)
+            return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             text = f"another run is using {directory}. Wait for it to end, or choose another name with run.name=..."
             raise ConfigError([Fault("run.name", text)]) from None
+        except OSError as error:
+            file.close()
+            with suppress(OSError):
+                path.unlink()
+            _warn_unlocked(directory, error)
+            return None
         if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
             return file
         file.close()  # the earlier run removed the file after it was opened
+
+
+def _warn_unlocked(directory: Path, error: OSError) -> None:
+    text = "%s cannot be locked (%s): two runs in this directory cannot be told apart. Start only one"
+    _LOG.warning(text, directory, error.strerror)
 
 
 def _numbered(directory: Path) -> Iterator[Path]:

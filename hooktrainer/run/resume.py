@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,23 +18,32 @@ _LOG: Final = logging.getLogger("hooktrainer")
 _MAX_SHOWN: Final = 8
 _EXPECTED: Final = ("run.", "trainer.total_steps", "trainer.total_epochs")
 """Settings that a resume usually changes."""
+_FILE: Final = re.compile(r"^/.*/(?=[^/]+\.py:\w+$)")
 
 
 def check_resume(resume: Literal["off", "auto"] | Path) -> None:
     """Raise `ConfigError` if `resume` is a path without a checkpoint; the checkpoint plugin reads it later."""
-    if isinstance(resume, Path) and not has_checkpoint(resume):
+    if isinstance(resume, Path) and not _has_checkpoint(resume):
         found = "no checkpoint" if resume.exists() else "nothing"
         text = f"there is {found} at {resume}; expected off, auto, or the path of a checkpoint or of a run directory"
         hint = did_you_mean(resume.name, ("off", "auto"))
         raise ConfigError([Fault("run.resume", f"{text}.{hint}")])
 
 
+def _has_checkpoint(path: Path) -> bool:
+    try:
+        return has_checkpoint(path)
+    except OSError as error:
+        raise ConfigError([Fault("run.resume", f"{path} cannot be read: {error.strerror}")]) from None
+
+
 def previous_config(directory: Path | None, resume: Literal["auto"] | Path) -> str | None:
     """Return the `config.yaml` of the run to resume; None if there is none."""
     places = [directory] if resume == "auto" else [resume, resume.parent, resume.parent.parent]
     for place in places:
-        if place is not None and (path := place / "config.yaml").is_file():
-            return path.read_text(encoding="utf-8", errors="replace")
+        with suppress(OSError):  # there is none, or it cannot be read
+            if place is not None:
+                return (place / "config.yaml").read_text(encoding="utf-8", errors="replace")
     return None
 
 
@@ -61,6 +72,13 @@ def _flat(value: Any, address: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{address}.{key}" if address else str(key))
     elif isinstance(value, list) and all(isinstance(item, dict) and "use" in item for item in value):
         for item in value:
-            yield from _flat(item, f"{address}.{item.get('name') or item['use']}")
+            yield from _flat(item, f"{address}.{_without_directory(item.get('name') or item['use'])}")
     else:
-        yield address, value
+        yield address, _without_directory(value)
+
+
+def _without_directory(value: Any) -> Any:
+    """Return `file.py:Name` for the absolute path of a file, which differs after a directory was moved."""
+    if isinstance(value, list):
+        return [_without_directory(item) for item in value]
+    return _FILE.sub("", value) if isinstance(value, str) else value

@@ -89,7 +89,9 @@ class Checkpoint(Plugin):
             self._restore(found)
             self._random = self.run.random()
             _LOG.warning("resuming from step %d, %s", self.run.step, found.path)
-        elif self.in_memory:
+        elif resume == "auto" and self.run.directory is not None:
+            _LOG.warning("there is no checkpoint in %s: a new run begins", self.run.directory / "checkpoints")
+        if found is None and self.in_memory:
             self.run.capture(0)  # a state that cannot be saved fails now and not after the first step
         self.store.open(self.run.step, Retention(keep_last=self.keep_last, best=self._metric))
         self._opened = True
