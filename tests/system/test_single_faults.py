@@ -1,0 +1,239 @@
+"""The table of single faults in hooktrainer/run/README.md: each fault is caused in a real run."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from helpers.subprocess_runs import CONFIG, FIT, PROCESSES, SubprocessRun, config
+
+README = Path(__file__).parents[2] / "hooktrainer" / "run" / "README.md"
+SAVING = "{use: checkpoint, every: 1, patience_s: 2}"
+OWN_LIMIT_S = 2.0
+"""The timeout, or `patience_s`, that the rows with a limit of their own are run with."""
+START_S = 3.0
+"""Seconds that a busy machine may add."""
+
+TASK = """
+import sys, time
+import attrs
+from hooktrainer.tasks.sort_digits import SortDigits
+
+def announce():
+    sys.stdout.write("AT fault\\n")
+    sys.stdout.flush()
+
+def act(what):
+    announce()
+    if what == "raise":
+        raise ValueError("boom")
+    while what == "hang":
+        time.sleep(60)
+
+@attrs.frozen(kw_only=True)
+class Task(SortDigits):
+    at: str
+    act: str
+
+    def score(self, truth, answer):
+        if self.at == "score":
+            return act(self.act)
+        return super().score(truth, answer)
+
+    def train(self, seed):
+        for place, prompt in enumerate(super().train(seed)):
+            if place == 9 and self.at == "train":
+                act(self.act)
+            yield prompt
+"""
+NATIVE = """
+import ctypes, sys
+import attrs
+from hooktrainer import Plugin, on
+from hooktrainer.events import IterationEnd
+
+@attrs.define(kw_only=True)
+class Native(Plugin):
+    @on(IterationEnd)
+    def hang(self, event: IterationEnd) -> None:
+        sys.stdout.write("AT fault\\n")
+        sys.stdout.flush()
+        mutex = ctypes.create_string_buffer(64)
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+KILLS = """
+import os, signal, sys
+from multiprocessing import active_children
+import attrs
+from hooktrainer import Plugin, on
+from hooktrainer.events import StepStart
+
+@attrs.define(kw_only=True)
+class Kills(Plugin):
+    @on(StepStart)
+    def kill(self, event: StepStart) -> None:
+        if event.step == 3:
+            os.kill(active_children()[0].pid, signal.SIGKILL)
+            sys.stdout.write("AT fault\\n")
+            sys.stdout.flush()
+"""
+RAISING_SINK = """
+import sys
+class Sink:
+    def __init__(self, directory, total_steps=None): ...
+    def open(self): ...
+    def close(self): ...
+    def write(self, step, row):
+        sys.stdout.write("AT fault\\n")
+        sys.stdout.flush()
+        raise ValueError("boom")
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """How a fault is caused."""
+
+    text: str
+    overrides: tuple[str, ...] = ()
+    marker: str = "AT"
+    before: Callable[[SubprocessRun], None] | None = None
+    """Causes the fault once the marker was printed."""
+    signals: tuple[signal.Signals, ...] = ()
+    named: str = ""
+
+
+def faulty(at: str, act: str, **more: object) -> Case:
+    plugins = [SAVING, *more.pop("plugins", ())]
+    return Case(text=config(plugins=plugins, at=at, act=act), **more)
+
+
+def task(at: str, act: str, engine: str = "thread", *overrides: str, named: str = "task.py") -> Case:
+    text = CONFIG.replace("use: thread", f"use: {engine}")
+    odd = ("task.use=task.py:Task", f"task.at={at}", f"task.act={act}", *overrides)
+    return Case(text=config(text=text, plugins=[SAVING]), overrides=odd, named=named)
+
+
+def sink(name: str, *overrides: str, named: str) -> Case:
+    text = config(plugins=[SAVING]).replace("sinks: [console, jsonl]", f"sinks: ['{name}', console, jsonl]")
+    return Case(text=text, overrides=overrides, named=named)
+
+
+def running(*, text: str = CONFIG, **more: object) -> Case:
+    return Case(text=config(text=text, plugins=[SAVING]), marker="step ", **more)
+
+
+def remove(run: SubprocessRun) -> None:
+    shutil.rmtree(run.directory / "runs/run", ignore_errors=True)
+
+
+def fill(run: SubprocessRun) -> None:
+    path = run.directory / "runs/run/metrics.jsonl"
+    path.unlink()
+    path.symlink_to("/dev/full")
+
+
+TEN = "trainer.total_steps=10"
+CASES = {
+    "`score` raises": task("score", "raise", named="ValueError: boom"),
+    "`score` returns `None`": task("score", "nothing", named="score returned None"),
+    "`score` never returns in a thread": task("score", "hang"),
+    "`score` never returns in a worker process": task("score", "hang", "process", named=""),
+    "`score` never returns, with `replay.sample_timeout_s`": task(
+        "score", "hang", "thread", "replay.sample_timeout_s=2", named="sample_timeout_s"
+    ),
+    "the prompt source raises": task("train", "raise", named="ValueError: boom"),
+    "the prompt source never returns": task("train", "hang"),
+    "a handler raises": faulty("iteration_end", "raise", named="raised by plugin 'faulty'"),
+    "a handler never returns": faulty("validation", "sleep", named="Faulty._reach"),
+    "a handler of `fit_end` raises": faulty("fit_end", "raise", overrides=(TEN,), named="Faulty.fit_end"),
+    "a handler of `fit_end` never returns": faulty("fit_end", "sleep", overrides=(TEN,), named="faulty.fit_end"),
+    "a handler calls `sys.exit`": faulty("iteration_end", "exit", named="SystemExit(3)"),
+    "a handler hangs in a native call": Case(text=config(plugins=[SAVING, "native.py:Native"]), named="Native.hang"),
+    "a sink raises in `write`": sink("raising_sink.py:Sink", named="ValueError: boom"),
+    "a sink never returns from `open`": sink("faulty_sinks:HangsInOpen", named="HangsInOpen.hang"),
+    "a sink never returns from `write`": sink("faulty_sinks:Hangs", named="Hangs.hang"),
+    "a sink never returns from `close`": sink("faulty_sinks:HangsInClose", TEN, named="HangsInClose.hang"),
+    "a thread of a plugin never ends": faulty("step_start", "thread", overrides=(TEN,), named="thread mine"),
+    "a process of a plugin never ends": faulty("step_start", "child", overrides=(TEN,), named="process mine"),
+    "a worker process is killed": Case(
+        text=config(text=PROCESSES, plugins=[SAVING, "kills.py:Kills"]), overrides=(TEN,), named="is restarted"
+    ),
+    "a worker process is stopped during a sync": Case(
+        text=config(text=PROCESSES, plugins=[SAVING, "{use: 'faulty_plugins:StopsWorkers', before: flip}"]),
+        named="SIGKILL",
+    ),
+    "the run directory is removed": running(before=remove, named="runs/run"),
+    "the run directory is read-only or full": running(before=fill, named="No space left on device"),
+    "the reader of standard output leaves": running(
+        before=lambda run: run.process.stdout.close(), overrides=(TEN,), named="standard output cannot be written"
+    ),
+    "Ctrl-C": running(signals=(signal.SIGINT,), named="resume with run.resume=auto"),
+    "Ctrl-C twice": faulty("fit_end", "sleep", overrides=(TEN,), signals=(signal.SIGINT, signal.SIGINT)),
+    "SIGTERM": running(signals=(signal.SIGTERM,), named="resume with run.resume=auto"),
+    "SIGHUP": running(signals=(signal.SIGHUP,), named="resume with run.resume=auto"),
+    "SIGKILL": running(signals=(signal.SIGKILL,)),
+}
+
+
+def rows_of_the_table() -> list[tuple[str, str, str]]:
+    section = README.read_text(encoding="utf-8").partition("## Faults\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+
+
+def test_every_fault_of_the_table_is_caused() -> None:
+    assert [fault for fault, _, _ in rows_of_the_table()] == list(CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "outcome", "within"), rows_of_the_table(), ids=lambda text: text)
+def test_a_single_fault_has_the_outcome_of_the_table(fault: str, outcome: str, within: str, tmp_path: Path) -> None:
+    case = CASES[fault]
+    for name, text in {"task": TASK, "native": NATIVE, "kills": KILLS, "raising_sink": RAISING_SINK}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "run.yaml").write_text(case.text)
+    run = SubprocessRun(tmp_path, *FIT, "run.yaml", *case.overrides)
+    run.until(case.marker)
+    since = time.monotonic()
+    if case.before is not None:
+        case.before(run)
+    signals = case.signals or ((signal.SIGTERM,) if outcome.startswith("SIGTERM") else ())
+    for number in signals:
+        run.send(number)
+        if number is not signal.SIGKILL and len(signals) > 1:
+            run.wait_until_received(number)
+    code = ended(run)
+    took = time.monotonic() - since
+
+    print(f"{fault}: {outcome}, {took:.1f} s")  # noqa: T201 (the time is a result)
+    if within:
+        own_limit = OWN_LIMIT_S if " + " in within else 0.0
+        assert took < own_limit + float(within.removesuffix(" s").rpartition(" ")[2]) + START_S
+    if outcome == "continues":
+        assert code == 0, run.err
+        assert run.rows() == list(range(1, 11))
+    elif outcome.startswith("resumes"):
+        assert code == -signal.SIGKILL
+        last = run.rows()[-1]
+        again = SubprocessRun(tmp_path, *FIT, "run.yaml", "run.resume=auto", f"trainer.total_steps={last + 3}")
+        assert again.ended() == 0, again.err
+        assert again.rows() == list(range(1, last + 4))
+    else:
+        assert code == int(outcome.rpartition(" ")[2]), run.err
+    assert case.named in run.err
+
+
+def ended(run: SubprocessRun) -> int:
+    """Wait for the end, also if standard output was closed."""
+    if not run.process.stdout.closed:
+        return run.ended()
+    run.err = run.process.stderr.read()
+    return run.process.wait()
