@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import shutil
 from pathlib import Path
 from typing import ClassVar, Final, Literal
@@ -16,6 +18,7 @@ from hooktrainer.metrics import Last
 from hooktrainer.plugin import port
 from hooktrainer.ports import RunState
 
+_LOG: Final = logging.getLogger("hooktrainer")
 GB: Final = 10**9
 
 
@@ -40,16 +43,26 @@ class DiskSpace(Plugin):
 
     run: RunState = port()
 
+    _known: bool = attrs.field(default=True, init=False, repr=False)  # whether the file system reports its free space
+
     @on(FitStart, priority=Priority.CLEANUP)
     def check_at_start(self, _event: FitStart) -> None:
         """Raise `RunError` if there is too little space to start, or if the path does not exist."""
+        try:
+            shutil.disk_usage(self._directory())
+        except OSError as error:
+            self._known = error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+            if not self._known:
+                text = "%s does not report its free space (%s): disk_space has no effect"
+                _LOG.warning(text, self._directory(), error.strerror)
         if lacking := self._lacking(checkpoints=1):
             raise RunError(lacking)
 
     @on(StepEnd, priority=Priority.COLLECT, adds=["metrics.row"])
     def measure(self, event: StepEnd) -> None:
         """Add the free space to the row."""
-        event.record.add({"perf/disk_free_gb": Last(self._free() / GB)})
+        if self._known:
+            event.record.add({"perf/disk_free_gb": Last(self._free() / GB)})
 
     @on(StepEnd, priority=Priority.SAVE)
     def guard(self, event: StepEnd) -> None:
@@ -61,6 +74,8 @@ class DiskSpace(Plugin):
 
     def _lacking(self, *, checkpoints: int) -> str:
         """Return the free and the required space as a sentence; an empty string if there is enough."""
+        if not self._known:
+            return ""
         free, saved = self._free(), checkpoints * self._checkpoint()
         needed = int(self.keep_free_gb * GB) + saved
         if free >= needed:

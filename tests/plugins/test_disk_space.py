@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 from pathlib import Path
@@ -110,6 +112,23 @@ def test_missing_path_fails_the_run_at_fit_start_and_names_the_option(tmp_path: 
 
     with pytest.raises(RunError, match=r"disk_space\.path = '.*nope': .* No such file.* Give disk_space a `path`"):
         FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP])
+def test_a_file_system_that_does_not_report_its_space_is_not_watched(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("hooktrainer_plugins.disk_space.shutil.disk_usage", fails)
+    guard = DiskSpace(run=FakeRunState(directory=tmp_path))
+    bus = FakeBus(guard, provides=["metrics.row"])
+    bus.fire(FitStart)
+    bus.fire(StepEnd, step=1)
+
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.endswith("disk_space has no effect")
 
 
 def test_missing_run_directory_is_named(tmp_path: Path) -> None:
