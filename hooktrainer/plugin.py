@@ -131,6 +131,8 @@ def state(default: Any = attrs.NOTHING, *, factory: Callable[[], Any] | None = N
 class Plugin:
     """Base of all plugins."""
 
+    adds_metrics: ClassVar[tuple[str, ...] | None] = None
+    """Names of the metrics that handlers add to the row; a name that ends in `/` is a prefix. None: any metric."""
     patience_s = 4.0
     """Seconds that the handlers of `fit_end` may take after a signal; then they are interrupted."""
 

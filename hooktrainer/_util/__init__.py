@@ -7,6 +7,7 @@ __all__ = [
     "files",
     "hangs",
     "imports",
+    "lazy_exports",
     "machine",
     "random_state",
     "registry",

@@ -19,7 +19,7 @@ from hooktrainer.bus.control import CheckedRecord, Declaration, RunControl
 from hooktrainer.bus.handlers import Handler, PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.bus.timing import Callback, HandlerTimes, TimedHandler
-from hooktrainer.errors import BusError, add_note, first_error
+from hooktrainer.errors import BusError, ConfigError, add_note, first_error
 from hooktrainer.events import Event, FitEnd, Priority, StepEvent, StepRecord
 from hooktrainer.metrics import Record
 from hooktrainer.plugin import Plugin

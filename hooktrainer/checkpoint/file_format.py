@@ -40,11 +40,12 @@ class Manifest:
 def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> None:
     """Write a snapshot to an empty directory. Raises `OSError` or `CheckpointError` if that fails."""
     _write_tensors(snapshot, directory)
-    written = {}
-    for path in sorted(directory.iterdir()):
-        files.set_mode(path, directory.stat().st_mode & 0o666)  # safetensors creates files with mode 600
-        files.sync(path)
-        written[path.name] = {"bytes": path.stat().st_size, "sha256": _checksum(path)}
+    written = {path.name: _synced(path) for path in sorted(directory.iterdir())}
+    parts = {name: {"step": snapshot.step, "state": tree} for name, tree in snapshot.parts.items()}
+    checksums = {name: file["sha256"] for name, file in written.items()}
+    state = {"format": FORMAT, "step": snapshot.step, "files": checksums, "parts": parts}
+    files.write(directory / STATE, _to_json(state))
+    written[STATE] = _synced(directory / STATE)
     body = {"format": FORMAT, "step": snapshot.step, "scores": dict(scores), "files": written}
     files.write(directory / MANIFEST, _to_json({"body": body, "sha256": _checksum_of(body)}))
     files.sync(directory)
@@ -52,7 +53,7 @@ def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> N
 
 def _synced(path: Path) -> Mapping[str, Any]:
     """Sync a file to disk; return its size and checksum."""
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors creates files with mode 600
+    files.set_mode(path, path.parent.stat().st_mode & 0o666)  # safetensors creates files with mode 600
     files.sync(path)
     return {"bytes": path.stat().st_size, "sha256": _checksum(path)}
 

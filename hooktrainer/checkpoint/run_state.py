@@ -15,7 +15,7 @@ from hooktrainer._util.random_state import get_random_state, set_random_state
 from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
-from hooktrainer.errors import CheckpointError, ConfigError, did_you_mean, repr_of
+from hooktrainer.errors import CheckpointError, ConfigError, StarvedError, did_you_mean, repr_of
 from hooktrainer.events import Status
 from hooktrainer.ports import Snapshot, Stateful
 from hooktrainer.replay.dispatcher import Dispatcher

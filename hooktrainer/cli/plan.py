@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     from hooktrainer.bus.plan_text import describe
     from hooktrainer.run.composition import require_runnable
 
-    plan = load(args).plan
-    plan.require_sync()
-    write_result(describe(plan))
+    composition = load(args)
+    require_runnable(composition)
+    write_result(describe(composition.plan))
     return 0

@@ -10,6 +10,7 @@ from typing import Final
 import attrs
 
 from hooktrainer._util.imports import described
+from hooktrainer.config.scalars import EnvironmentText
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean, message_of
 
 _LONGEST: Final = 400

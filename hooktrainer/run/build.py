@@ -43,7 +43,7 @@ def build_trainer(config: Config | Composition) -> Trainer:
         raise RuntimeError("a composition is for one run, since plugins have state; compose the configuration again")
     composition.used.put(True)
     config, plan = composition.config, composition.plan
-    plan.require_sync()
+    require_runnable(composition)
     place = RunPlace(directory=directory_of(config), resume=config.run.resume)
     check_resume(place.resume)
     trainer = Trainer(plan, _ports(composition), config.trainer, place)

@@ -16,7 +16,7 @@ import attrs
 
 from hooktrainer._util import files
 from hooktrainer.errors import RecordError
-from hooktrainer.metrics import Row, number
+from hooktrainer.metrics import STEP_KEY, Row, number
 from hooktrainer.sinks.stored_rows import StoredRow, StoredRows, ranges
 
 _LOG: Final = logging.getLogger("hooktrainer")
