@@ -44,7 +44,7 @@ class ToolCall(SortDigits):
 
 
 @attrs.frozen
-class Way:
+class Variant:
     """One line of the table."""
 
     name: str
@@ -56,32 +56,32 @@ class Way:
     threads: int = 1
 
 
-WAYS = (
-    Way("waiting reward, thread", f"{__file__}:ToolCall", "thread", 4, 2, "at most 1.05"),
-    Way("compute, thread", "sort_digits", "thread", 2, 24),
-    Way("compute, process", "sort_digits", "process", 2, 24, "at most 1.18"),
-    Way("compute, inline, 2 threads", "sort_digits", "inline", 2, 24, threads=2),
+VARIANTS = (
+    Variant("waiting reward, thread", f"{__file__}:ToolCall", "thread", 4, 2, "at most 1.05"),
+    Variant("compute, thread", "sort_digits", "thread", 2, 24),
+    Variant("compute, process", "sort_digits", "process", 2, 24, "at most 1.18"),
+    Variant("compute, inline, 2 threads", "sort_digits", "inline", 2, 24, threads=2),
 )
 
 
 class Run:
     """The ports of a run, driven as its loop drives them."""
 
-    def __init__(self, way: Way) -> None:
-        rollout = {"use": way.engine, "n": way.n, "max_response_length": way.length}
-        if way.engine == "process":
+    def __init__(self, variant: Variant) -> None:
+        rollout = {"use": variant.engine, "n": variant.n, "max_response_length": variant.length}
+        if variant.engine == "process":
             rollout["workers"] = 1
         config = config_from_mapping(
             {
-                "task": {"use": way.task, "digits": 6},
-                "model": {"use": "decoder", "width": 192 if "Tool" in way.task else 96},
+                "task": {"use": variant.task, "digits": 6},
+                "model": {"use": "decoder", "width": 192 if "Tool" in variant.task else 96},
                 "rollout": rollout,
                 "trainer": {"total_steps": 1, "train_batch_size": SIZE, "ppo_mini_batch_size": SIZE},
                 "plugins": ["weight_sync"],
-                "run": {"name": "-".join(way.name.replace(",", "").split())},
+                "run": {"name": "-".join(variant.name.replace(",", "").split())},
             }
         )
-        self.way = way
+        self.variant = variant
         self.ports = build_trainer(config).ports
         self.ports.engine.stage(self.ports.learner.weights(), 0)
         self.ports.engine.flip()
@@ -103,7 +103,7 @@ class Run:
 
     def seconds(self, *steps: Callable[[], object]) -> float:
         """Return the seconds per mini-batch of these steps, with `AHEAD` more mini-batches dispatched."""
-        torch.set_num_threads(self.way.threads)
+        torch.set_num_threads(self.variant.threads)
         ahead = AHEAD if self.sample in steps else 0
         for _ in range(ahead):
             self.dispatch()
@@ -125,21 +125,21 @@ class Run:
         )
 
 
-def learn_for_ever(active: Event) -> None:
+def learn_while_active(active: Event) -> None:
     """Train an independent learner while `active` is set."""
     os.chdir(tempfile.mkdtemp())
-    run = Run(WAYS[-1])
+    run = Run(VARIANTS[-1])
     torch.set_num_threads(1)
     while active.wait():
         run.learn()
 
 
 @contextmanager
-def neighbour() -> Iterator[Event]:
+def independent_learner() -> Iterator[Event]:
     """Start an independent process; yield the event that makes it learn."""
     context = get_context("spawn")
     active = context.Event()
-    process = context.Process(target=learn_for_ever, args=(active,), daemon=True)
+    process = context.Process(target=learn_while_active, args=(active,), daemon=True)
     process.start()
     yield active
     process.kill()
@@ -158,14 +158,14 @@ def control(run: Run, active: Event) -> tuple[float, float, float]:
 def main() -> None:
     """Measure all lines in turn, and print their medians."""
     os.chdir(tempfile.mkdtemp())
-    runs = [Run(way) for way in WAYS]
-    with neighbour() as active:
+    runs = [Run(variant) for variant in VARIANTS]
+    with independent_learner() as active:
         rounds = [[control(runs[1], active), *(run.round() for run in runs)] for _ in range(ROUNDS)]
     slower = [[max(line[:2]) for line in lines] for lines in rounds]
     for lines in slower:
         lines[-1] = lines[-2]
     print(f"{'ms a mini-batch':<28}{'sample':>8}{'learn':>8}{'both':>8}{'overlap':>9}")
-    names = [("two unrelated processes", ""), *((way.name, way.limit) for way in WAYS)]
+    names = [("two unrelated processes", ""), *((variant.name, variant.limit) for variant in VARIANTS)]
     for place, (name, limit) in enumerate(names):
         parts = [statistics.median(lines[place][part] for lines in rounds) * 1e3 for part in range(3)]
         overlap = statistics.median(lines[place][2] / slow[place] for lines, slow in zip(rounds, slower, strict=True))
