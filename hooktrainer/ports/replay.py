@@ -61,16 +61,12 @@ STRATEGIES: Final = Kind[type[Strategy]]("strategy", group="hooktrainer.strategi
 class GroupSource(Protocol):
     """The part of a replay buffer that engines use."""
 
-    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
         """Return up to `limit` pending groups to generate, oldest first.
 
         Block until there is one, unless `block` is False. Return nothing once the buffer is closed. The timeout of a
-        group starts here, or at `begin` if that argument is False. Claim no more groups than can start now.
+        group starts here: claim no more groups than can start now.
         """
-        ...
-
-    def begin(self, groups: Sequence[Group]) -> None:
-        """Start the timeout of groups that were claimed with `begin=False`; call it before their first token."""
         ...
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
@@ -103,6 +99,13 @@ class ReplayBuffer(GroupSource, Protocol):
         """Call `keep` with each finished group, and replace the group if it returns False.
 
         It is called under the lock, by any thread. An error that it raises is raised by `sample`, and ends the run.
+        """
+        ...
+
+    def count_pending(self, block: bool = False) -> int:
+        """Return the number of groups that can be claimed.
+
+        With `block`, wait until there is one. Return 0 once the buffer is closed.
         """
         ...
 

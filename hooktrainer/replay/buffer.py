@@ -123,7 +123,7 @@ class GroupBuffer(BaseGroupSource):
         Stale groups are evicted first. `refill` is called without the lock, to dispatch replacements and to let an
         engine without threads work. Block until enough groups are finished. Return fewer once nothing is pending or
         running and `refill` adds nothing. Raises `RolloutError` for a failed group beyond the limit, the error of a
-        replay filter, and `StarvedError` after `sample_timeout_s`.
+        replay filter, `StarvedError` after `sample_timeout_s`, and `RunError` if a group is stamped for a later step.
         """
         evicted, replacements = list[int](), list[Replacement]()
         limit, now = self._limits.sample_timeout_s, self._clock.now()
@@ -132,6 +132,8 @@ class GroupBuffer(BaseGroupSource):
             refill(replacements)
             with self._lock:
                 self._raise_failure()
+                if (newest := self._queue.newest) is not None:
+                    newest.check_step(step)
                 self._fail_timed_out()
                 stale = self._evict(step)
                 evicted += [group.staleness(step) for group in stale]
@@ -189,11 +191,15 @@ class GroupBuffer(BaseGroupSource):
                 raise ValueError(
                     f"{self._next_number} groups were dispatched already; restore a state before the first dispatch"
                 )
+            queue, removed = unpack_queue(state["queue"], keep_finished=keep_finished)
+            newest = max((group.stamp for group in [*queue.groups(), *removed]), default=1)
+            if newest > state["version"] + 1:
+                raise ValueError(f"a group of the state is stamped {newest}, beyond its version {state['version']} + 1")
             for name, part in self._parts().items():
                 part.load_state_dict(state[name])
             self._version, self._next_number = state["version"], state["next_number"]
             self._groups_per_step, self._planned_before = state["groups_per_step"], state["planned_before"]
-            self._queue, removed = unpack_queue(state["queue"], keep_finished=keep_finished)
+            self._queue = queue
             for group in removed:
                 self.ledger.drop(group, "restart")
             return [Replacement(group.prompt) for group in removed]
@@ -213,7 +219,7 @@ class GroupBuffer(BaseGroupSource):
 
     def _seconds_until_due(self, deadline: float | None, reminder: float) -> float:
         """Return the seconds until the next timeout of the sample or of a group, or the next reminder."""
-        limit, first = self._limits.group_timeout_s, next(self._queue.begun(), None)
+        limit, first = self._limits.group_timeout_s, next(self._queue.running(), None)
         times = [reminder, deadline, None if first is None or limit is None else first[1] + limit]
         return max(0.0, min(time for time in times if time is not None) - self._clock.now())
 

@@ -24,8 +24,7 @@ class QueueEntry:
 
     group: Group
     state: State = "pending"
-    began_at: float = 0.0
-    """Time of the claim, and of the start of generation once it has started."""
+    claimed_at: float = 0.0
 
 
 class GroupQueue:
@@ -35,7 +34,6 @@ class GroupQueue:
         self._entries: OrderedDict[int, QueueEntry] = OrderedDict()
         self._pending: deque[QueueEntry] = deque()
         self._running: OrderedDict[int, QueueEntry] = OrderedDict()  # in the order of claiming
-        self._begun: OrderedDict[int, QueueEntry] = OrderedDict()  # running ones, in the order of `begin`
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -64,36 +62,31 @@ class GroupQueue:
         self._pending.append(entry)
 
     def claim(self, limit: int, now: float) -> list[Group]:
-        """Mark the oldest pending groups as running and return them."""
-        claimed = [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
+        """Mark the `limit` oldest pending groups as running and return them."""
+        claimed = [self._pending.popleft() for _ in range(limit)]
         for entry in claimed:
-            entry.state, entry.began_at = "running", now
+            entry.state, entry.claimed_at = "running", now
             self._running[entry.group.number] = entry
         return [entry.group for entry in claimed]
-
-    def begin(self, group: Group, now: float) -> None:
-        """Record the time at which generation of a running group starts. Repeated calls have no effect."""
-        entry = self._running.get(group.number)
-        if entry is not None and group.number not in self._begun:
-            entry.began_at = now
-            self._begun[group.number] = entry
 
     def is_running(self, group: Group) -> bool:
         """Return whether the group is being generated."""
         return group.number in self._running
 
     def finish(self, group: Group) -> float:
-        """Mark a running group as finished, store its answers, and return the time at which generation started."""
+        """Mark a running group as finished, store its answers, and return the time at which it was claimed."""
         entry = self._running.pop(group.number)
-        self._begun.pop(group.number, None)
         entry.group, entry.state = group, "finished"
-        return entry.began_at
+        return entry.claimed_at
 
     def remove(self, group: Group) -> None:
         """Remove a running or finished group."""
         del self._entries[group.number]
         self._running.pop(group.number, None)
-        self._begun.pop(group.number, None)
+
+    def groups(self) -> Iterator[Group]:
+        """Yield all groups, oldest first."""
+        return (entry.group for entry in self._entries.values())
 
     def finished(self, *, in_order: bool = False) -> Iterator[Group]:
         """Yield finished groups, oldest first; with `in_order`, stop at the first unfinished group."""
@@ -108,15 +101,15 @@ class GroupQueue:
         oldest = (next(iter(self._running.values()), None), self._pending[0] if self._pending else None)
         return [entry.group for entry in oldest if entry is not None]
 
-    def begun(self) -> Iterator[tuple[Group, float]]:
-        """Yield running groups whose generation has started, with the time of the start, the earliest first."""
-        return ((entry.group, entry.began_at) for entry in self._begun.values())
+    def running(self) -> Iterator[tuple[Group, float]]:
+        """Yield running groups with the time of the claim, the earliest first."""
+        return ((entry.group, entry.claimed_at) for entry in self._running.values())
 
 
 def pack_queue(queue: GroupQueue) -> Mapping[str, object]:
     """Return all groups in order, each with its state, as columns of plain data."""
     entries = list(queue._entries.values())
-    return {"state": [entry.state for entry in entries], "groups": pack_groups([entry.group for entry in entries])}
+    return {"state": [entry.state for entry in entries], "groups": pack_groups(list(queue.groups()))}
 
 
 def unpack_queue(state: Mapping[str, Any], *, keep_finished: bool) -> tuple[GroupQueue, list[Group]]:

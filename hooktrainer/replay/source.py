@@ -51,34 +51,42 @@ class BaseGroupSource:
         with self._lock:
             self._filter = keep
 
-    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
-        """Return up to `limit` pending groups to generate, oldest first.
+    def count_pending(self, block: bool = False) -> int:
+        """Return the number of groups that can be claimed.
 
-        Block until there is one, unless `block` is False. Return nothing once the buffer is closed. The timeout of a
-        group starts here, or at `begin` if that argument is False.
+        With `block`, wait until there is one. Return 0 once the buffer is closed.
         """
         with self._lock:
             if block:
                 self._claimable.wait_for(lambda: self._queue.num_pending or self._closed)
-            if self._closed:
-                return ()
-            groups = self._queue.claim(limit, self._clock.now())
-            if begin:
-                self.begin(groups)
-            return groups
+            return 0 if self._closed else self._queue.num_pending
 
-    def begin(self, groups: Sequence[Group]) -> None:
-        """Start the timeout of claimed groups; call it before their first token."""
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+        """Return up to `limit` pending groups to generate, oldest first.
+
+        Block until there is one, unless `block` is False. Return nothing once the buffer is closed. The timeout of a
+        group starts here.
+        """
         with self._lock:
-            for group in groups:
-                self._queue.begin(group, self._clock.now())
+            if not (pending := self.count_pending(block)):
+                return ()
+            groups = self._queue.claim(min(limit, pending), self._clock.now())
             if self._limits.group_timeout_s is not None:
                 self._sampleable.notify_all()  # `sample` has to wake for the new deadline
+            return groups
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
-        """Hand in the answers of a claimed group; never blocks. None or no answer at all is a failure."""
+        """Hand in the answers of a claimed group; never blocks.
+
+        No answer at all is a failure, and so is an answer whose versions descend.
+        """
         if not trajectories:
             self.fail(group, RolloutError(f"the engine handed in {trajectories!r} instead of answers"))
+            return
+        if descending := [trajectory for trajectory in trajectories if trajectory.span < 1]:
+            versions = descending[0].versions
+            found = f"an answer whose versions descend, from {versions[0]} to {versions[-1]}"
+            self.fail(group, RolloutError(f"the engine handed in {found}"))
             return
         with self._lock:
             if self._is_expected(group):
@@ -131,12 +139,12 @@ class BaseGroupSource:
         return False
 
     def _fail_timed_out(self) -> None:
-        """Fail the running groups whose generation began longer than `group_timeout_s` ago."""
+        """Fail the running groups that were claimed longer than `group_timeout_s` ago."""
         limit = self._limits.group_timeout_s
         if limit is None:
             return
         latest = self._clock.now() - limit
-        for group, _ in list(itertools.takewhile(lambda running: running[1] <= latest, self._queue.begun())):
+        for group, _ in list(itertools.takewhile(lambda running: running[1] <= latest, self._queue.running())):
             error = RolloutError(f"group {group.number} ran longer than replay.group_timeout_s = {limit:g}")
             self.fail(group, error, "timeout")
             self._timed_out.add(group.number)

@@ -22,11 +22,9 @@ class Scheduler:
     and values of the old weights would give log-probabilities of no version.
     """
 
-    def __init__(self, generator: Generator, begin: Callable[[Sequence[Group]], None] = lambda _: None) -> None:
-        """`begin` is called with the groups whose first request starts."""
+    def __init__(self, generator: Generator) -> None:
         options = generator.options
         self._generator = generator
-        self._begin = begin
         self._by_group = options.batching == "group"
         self._continues = options.on_sync == "continue"
         self._slots = options.n if self._by_group else options.slots
@@ -34,7 +32,6 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._batches: list[tuple[DecodeBatch, ExitStack]] = []
         self._groups: dict[int, tuple[Group, Sequence[Request]]] = {}
-        self._not_begun: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -50,7 +47,6 @@ class Scheduler:
         for group in groups:
             requests = self._generator.requests(group)
             self._groups[group.number] = (group, requests)
-            self._not_begun.add(group.number)
             self._waiting += requests
 
     def step(self) -> Sequence[tuple[Group, Sequence[Request]]]:
@@ -72,7 +68,6 @@ class Scheduler:
         groups = [group for group, _ in self._groups.values()]
         self._waiting.clear()
         self._groups.clear()
-        self._not_begun.clear()
         self._close_batches(lambda _: True)
         return groups
 
@@ -112,11 +107,7 @@ class Scheduler:
         self._discard_rolled_back()  # a sync may have failed while `decode_batch` waited
         if not self._batches or self._batches[-1][0] is not batch:
             return
-        newcomers = [self._waiting.popleft() for _ in range(min(self._free_slots(), len(self._waiting)))]
-        if numbers := dict.fromkeys(one.number for one in newcomers if one.number in self._not_begun):
-            self._not_begun.difference_update(numbers)
-            self._begin([self._groups[number][0] for number in numbers])
-        batch.admit(newcomers)
+        batch.admit([self._waiting.popleft() for _ in range(min(self._free_slots(), len(self._waiting)))])
 
     def _close_batches(self, closes: Callable[[DecodeBatch], bool]) -> None:
         """Close the batches for which `closes` is true; their requests in flight wait for another batch."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from hooktrainer._util.hangs import place_of_thread
-from hooktrainer.errors import RolloutError, repr_of
-from hooktrainer.ports import FailureReason, Group, GroupSource, ReplayBuffer, RolloutEngine, Task, Trajectory
+from hooktrainer.errors import RolloutError
+from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Task, Trajectory
 from hooktrainer.rollout.engine import Engine, make_parts
 from hooktrainer.rollout.options import COUNT, SamplingOptions
 from hooktrainer.tasks.tokenizer import CharTokenizer
@@ -31,44 +29,30 @@ GRACE_S: Final = 1.5
 
 
 class FairSource:
-    """Distributes the pending groups of a buffer evenly over the workers that have free slots.
+    """Distributes the pending groups of a buffer evenly over the workers; none claims more than it can start."""
 
-    No more groups are claimed than free slots can start. A claimed group that its intended worker does not take goes to
-    the next worker that claims.
-    """
-
-    def __init__(self, buffer: GroupSource, workers: int) -> None:
+    def __init__(self, buffer: ReplayBuffer, workers: int) -> None:
         self._buffer = buffer
         self._workers = workers
         self._free: dict[int, int] = {}
         """Groups that each worker could still start after its last claim, by thread."""
-        self._claimed: deque[Group] = deque()
-        self._share = 0
         self._claiming = threading.Lock()
 
-    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
         """Return a share of the pending groups; without `block`, nothing while another worker waits for groups."""
         worker = threading.get_ident()
         self._free[worker] = limit
-        if not self._claiming.acquire(blocking=block):
+        if not limit or not self._claiming.acquire(blocking=block):
             return ()
         try:
-            if not self._claimed:
-                others = [free for other, free in list(self._free.items()) if other != worker and free]
-                others += [limit] * (
-                    self._workers - len(self._free)
-                )  # workers that have not claimed yet have all slots free
-                self._claimed += self._buffer.claim(limit + sum(others), block, begin=begin)
-                self._share = -(-len(self._claimed) // (1 + len(others)))
-            taken = [self._claimed.popleft() for _ in range(min(limit, self._share, len(self._claimed)))]
+            pending = self._buffer.count_pending(block)
+            others = [free for other, free in list(self._free.items()) if other != worker]
+            others += [limit] * (self._workers - len(self._free))  # workers that have not claimed yet are free
+            taken = self._buffer.claim(_share(pending, limit, others), block=False)
             self._free[worker] = limit - len(taken)
             return taken
         finally:
             self._claiming.release()
-
-    def begin(self, groups: Sequence[Group]) -> None:
-        """Start the timeout of groups that were claimed with `begin=False`."""
-        self._buffer.begin(groups)
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
         """Hand in the answers of a claimed group."""
@@ -81,6 +65,19 @@ class FairSource:
     def close(self) -> None:
         """Close the buffer."""
         self._buffer.close()
+
+
+def _share(pending: int, free: int, others: Sequence[int]) -> int:
+    """Return how many groups a worker takes, so that all workers are left with about the same number of free slots.
+
+    That is at least one, because other workers may take long until they claim.
+    """
+    rivals = sorted(others)
+    while True:
+        share = -(-(pending + len(rivals) * free - sum(rivals)) // (1 + len(rivals)))
+        if not rivals or rivals[0] >= free - share:
+            return min(max(1, share), free)
+        del rivals[0]  # it has fewer free slots than the others are left with
 
 
 class ThreadEngine(Engine):

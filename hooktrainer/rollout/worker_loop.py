@@ -46,7 +46,7 @@ class WorkerLoop:
         self._stats = stats
         self._stopped = stopped
         self._check_fingerprints = check_fingerprints
-        self._scheduler = Scheduler(generator, source.begin)
+        self._scheduler = Scheduler(generator)
         self._counted_until = perf_counter()
 
     def run(self, *, block: bool) -> None:
@@ -66,9 +66,10 @@ class WorkerLoop:
         if not room:
             return ()
         if self._scheduler or not block:
-            return self._source.claim(room, block=False, begin=False)
+            return self._source.claim(room, block=False)
+        self._generator.weights.wait_for_resume()
         mark = self._stats.mark()
-        claimed = self._source.claim(room, begin=False)
+        claimed = self._source.claim(room)
         self._stats.waited(mark)
         self._counted_until = perf_counter()
         return claimed
@@ -76,7 +77,10 @@ class WorkerLoop:
     def _advance(self, claimed: Sequence[Group]) -> None:
         try:
             self._scheduler.add(claimed)
-            for group, requests in self._scheduler.step():
+            complete = self._scheduler.step()
+            if complete:
+                self._source.claim(0, block=False)  # no group can start while these are scored
+            for group, requests in complete:
                 self._hand_in(group, requests)
         except BaseException as error:
             for group in self._scheduler.abandon():

@@ -108,6 +108,11 @@ class ModulePair:
                 self._rollbacks.append(version)
             self._in_use = (index, version)
 
+    def wait_for_resume(self) -> None:
+        """Wait until new readers can start."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused)
+
     def resume(self) -> None:
         """Let new readers start."""
         with self._changed:

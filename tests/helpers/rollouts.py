@@ -78,12 +78,11 @@ def versions_of(answers: Sequence[Trajectory]) -> set[int]:
 
 
 class Queue:
-    """A `GroupSource` that records which groups are claimed, begun, finished and failed."""
+    """The part of a replay buffer that engines use; records which groups are claimed, finished and failed."""
 
     def __init__(self, pending: Sequence[Group] = ()) -> None:
         self.pending = list(pending)
         self.claimed: list[int] = []
-        self.begun: list[int] = []
         self.finished: dict[int, Sequence[Trajectory]] = {}
         self.failed: dict[int, tuple[BaseException, FailureReason]] = {}
         self.closed = False
@@ -94,21 +93,20 @@ class Queue:
             self.pending += more
             self.changed.notify_all()
 
-    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
+    def count_pending(self, block: bool = False) -> int:
         with self.changed:
             if block:
                 self.changed.wait_for(lambda: self.pending or self.closed)
-            if self.closed:
+            return 0 if self.closed else len(self.pending)
+
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+        with self.changed:
+            if not self.count_pending(block):
                 return []
             taken, self.pending = self.pending[:limit], self.pending[limit:]
             self.claimed += [group.number for group in taken]
             self.changed.notify_all()
             return taken
-
-    def begin(self, groups: Sequence[Group]) -> None:
-        with self.changed:
-            self.begun += [group.number for group in groups]
-            self.changed.notify_all()
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
         with self.changed:

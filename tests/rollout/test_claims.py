@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
+import numpy as np
+import pytest
 
 from helpers.faulty_tasks import WaitsInScore
-from helpers.rollouts import LENGTH, PATIENCE_S, TOKENIZER, build, groups, publish
+from helpers.rollouts import LENGTH, PATIENCE_S, TOKENIZER, Queue, build, groups, publish
 from hooktrainer.ports import Group
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
+from hooktrainer.rollout.inline import InlineOptions
 from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.rollout.thread import FairSource, ThreadOptions
 from hooktrainer.tasks.addition import Addition
@@ -27,25 +30,18 @@ class WatchedBuffer(GroupBuffer):
         self.clock = ManualClock()
         self.changed = threading.Condition()
         self.claimed: list[int] = []
-        self.begun: list[int] = []
         super().__init__(ReplayOptions(group_timeout_s=10.0, max_lost_groups=100), clock=self.clock)
 
-    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
-        claimed = super().claim(limit, block, begin=begin)
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+        claimed = super().claim(limit, block)
         with self.changed:
             self.claimed += [group.number for group in claimed]
             self.changed.notify_all()
         return claimed
 
-    def begin(self, groups: Sequence[Group]) -> None:
-        super().begin(groups)
+    def wait_until_claimed(self, count: int) -> None:
         with self.changed:
-            self.begun += [group.number for group in groups]
-            self.changed.notify_all()
-
-    def wait_until(self, names: str, count: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(getattr(self, names)) >= count, PATIENCE_S), (names, count)
+            assert self.changed.wait_for(lambda: len(self.claimed) >= count, PATIENCE_S), (self.claimed, count)
 
     def timed_out(self) -> int:
         with self.frozen():
@@ -60,35 +56,17 @@ def filled(count: int) -> WatchedBuffer:
     return buffer
 
 
-class TestBuffer:
-    def test_claimed_group_does_not_time_out_before_it_begins(self) -> None:
-        buffer = filled(3)
-        claimed = buffer.claim(3, begin=False)
-        buffer.clock.advance(11)
-        assert buffer.timed_out() == 0
-        buffer.begin(claimed[1:])
-        buffer.clock.advance(9)
-        buffer.begin(claimed)  # groups that have begun keep their start time
-        buffer.clock.advance(1)
-        assert buffer.timed_out() == 2
-        buffer.clock.advance(9)
-        assert buffer.timed_out() == 3
-
-    def test_timeout_starts_at_the_claim_by_default(self) -> None:
-        buffer = filled(1)
-        buffer.claim(1)
-        buffer.clock.advance(10)
-        assert buffer.timed_out() == 1
-
-    def test_begin_has_no_effect_on_groups_that_timed_out_or_failed(self) -> None:
-        buffer = filled(2)
-        first, second = buffer.claim(2)
-        buffer.fail(second, ValueError("boom"), "cancelled")
-        buffer.clock.advance(10)
-        assert buffer.timed_out() == 1
-        buffer.begin([first, second])
-        buffer.clock.advance(10)
-        assert buffer.timed_out() == 1
+def test_begin_has_no_effect_on_groups_that_timed_out_or_failed() -> None:
+    buffer = filled(3)
+    buffer.claim(1)
+    buffer.clock.advance(9)
+    buffer.claim(1)
+    buffer.clock.advance(1)
+    assert buffer.timed_out() == 1
+    buffer.clock.advance(9)
+    assert buffer.timed_out() == 2
+    buffer.clock.advance(99)
+    assert buffer.timed_out() == 2
 
 
 @attrs.frozen(kw_only=True)
@@ -104,32 +82,30 @@ class Waiting(Addition):
         return 1.0
 
 
-def test_threads_claim_no_groups_for_workers_without_free_slots() -> None:
-    """Both workers block in `score`. The one that is released claims one group for itself, and none for the other."""
-    task, buffer = Waiting(), filled(6)
-    engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2, slots=1).build(
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_threads_claim_no_groups_for_a_worker_that_scores(slots: int) -> None:
+    """One worker blocks in `score` with one group. The other one claims as many as it has slots."""
+    task, buffer = Waiting(), filled(1)
+    engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2, slots=slots).build(
         policy=build, tokenizer=TOKENIZER, task=task, seed=0
     )
     publish(engine, 0)
     engine.start(buffer)
     try:
-        for _ in range(2):
-            assert task.entered.acquire(timeout=PATIENCE_S)
-        buffer.clock.advance(5)
-        task.released.release()
         assert task.entered.acquire(timeout=PATIENCE_S)
-        assert sorted(buffer.begun) == sorted(buffer.claimed) == [0, 1, 2]
-        buffer.clock.advance(6)
-        assert buffer.timed_out() == 1
+        buffer.dispatch([group.prompt for group in groups(9)], 1)
+        assert task.entered.acquire(timeout=PATIENCE_S)
+        assert len(buffer.claimed) <= 1 + slots
+        buffer.clock.advance(11)
+        assert buffer.timed_out() == len(buffer.claimed)
+        assert buffer.count_pending() == 10 - len(buffer.claimed)
     finally:
-        for _ in range(10):
+        for _ in range(20):
             task.released.release()
         engine.close()
 
 
-def test_the_timeout_of_a_group_sent_to_a_busy_worker_process_starts_when_the_worker_begins_it(
-    tmp_path: Path,
-) -> None:
+def test_no_group_is_sent_to_a_worker_process_that_scores(tmp_path: Path) -> None:
     task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
     os.mkfifo(task.inside)
     os.mkfifo(task.proceed)
@@ -141,19 +117,77 @@ def test_the_timeout_of_a_group_sent_to_a_busy_worker_process_starts_when_the_wo
     engine.start(buffer)
     try:
         task.inside.open().close()
-        buffer.wait_until("begun", 1)  # the message may still be on its way
-        buffer.dispatch([groups(1)[0].prompt], 1)
-        buffer.wait_until("claimed", 2)
+        engine.logprobs(np.arange(3))  # its reply comes after the messages that the worker sent before it scored
+        buffer.dispatch([group.prompt for group in groups(2)], 1)
         buffer.clock.advance(11)
         assert buffer.timed_out() == 1  # the group that is being scored
+        assert buffer.claimed == [0]
         task.proceed.open("w").close()
+        buffer.wait_until_claimed(3)
+        buffer.clock.advance(10)
+        assert buffer.timed_out() == 3
+        for _ in range(2):
+            task.inside.open().close()
+            task.proceed.open("w").close()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "batching"),
+    [
+        (InlineOptions, "continuous"),
+        (InlineOptions, "group"),
+        (ThreadOptions, "continuous"),
+        (ThreadOptions, "group"),
+        (ProcessOptions, "continuous"),
+    ],
+)
+def test_no_more_groups_are_claimed_than_there_are_slots(kind: type[ThreadOptions], batching: str) -> None:
+    workers = {} if kind is InlineOptions else {"workers": 2}
+    options = kind(n=1, max_response_length=LENGTH, slots=3, batching=batching, **workers)
+    engine = options.build(policy=build, tokenizer=TOKENIZER, task=Addition(), seed=0)
+    publish(engine, 0)
+    at_work: list[int] = []
+
+    class Counted(Queue):
+        def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
+            with self.changed:
+                claimed = super().claim(limit, block)
+                at_work.append(len(self.claimed) - len(self.finished))
+            return claimed
+
+    queue = Counted(groups(40))
+    engine.start(queue)
+    try:
+        engine.pump()
+        queue.wait_for(40)
+    finally:
+        engine.close()
+    per_worker = 1 if batching == "group" else 3
+    assert 0 < max(at_work) <= workers.get("workers", 1) * per_worker
+
+
+@pytest.mark.parametrize("kind", [ThreadOptions, ProcessOptions])
+def test_no_group_is_claimed_while_a_sync_pauses_an_idle_engine(kind: type[ThreadOptions], tmp_path: Path) -> None:
+    task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
+    os.mkfifo(task.inside)
+    os.mkfifo(task.proceed)
+    options = kind(n=1, max_response_length=LENGTH, workers=1, slots=1)
+    engine = options.build(policy=build, tokenizer=TOKENIZER, task=task, seed=0)
+    publish(engine, 0)
+    queue = Queue(groups(2))
+    engine.start(queue)
+    try:
         task.inside.open().close()
-        buffer.wait_until("begun", 2)
-        assert buffer.begun == [0, 1]
-        buffer.clock.advance(9)
-        assert buffer.timed_out() == 1
-        buffer.clock.advance(1)
-        assert buffer.timed_out() == 2
+        engine.pause()
+        task.proceed.open("w").close()
+        queue.wait_for(1)
+        engine.logprobs(np.arange(3))
+        assert queue.claimed == [0]
+        engine.resume()
+        task.inside.open().close()
+        assert queue.claimed == [0, 1]
         task.proceed.open("w").close()
     finally:
         engine.close()
@@ -165,17 +199,16 @@ class TestFairSource:
         source = FairSource(buffer, 2)
         other = threading.Thread(target=lambda: shares.append(len(source.claim(4, block=False))))
         mine = source.claim(4)
+        assert len(buffer.claimed) == len(mine) == 4
         other.start()
         other.join()
-        assert (len(mine), shares) == (4, [3])
+        assert shares == [3]
 
-    def test_a_worker_without_free_slots_gets_no_share(self) -> None:
-        buffer = filled(5)
+    def test_a_worker_with_fewer_free_slots_gets_a_smaller_share(self) -> None:
+        buffer = filled(1)
         source = FairSource(buffer, 2)
-        other = threading.Thread(target=lambda: source.claim(1))
+        other = threading.Thread(target=lambda: source.claim(3))
         other.start()
         other.join()
-        assert len(buffer.claimed) == 2  # one for each idle worker
-        assert len(source.claim(1)) == 1
-        assert len(source.claim(3)) == 3
-        assert len(buffer.claimed) == 5
+        buffer.dispatch([group.prompt for group in groups(9)], 1)
+        assert len(source.claim(9)) == 8  # one is left for the other worker: each has one free slot then

@@ -262,7 +262,7 @@ def test_interrupt_on_the_thread_of_the_loop_fails_the_groups_and_is_raised() ->
 @pytest.mark.parametrize("name", ["thread", "process by group"])
 def test_dead_thread_wakes_the_loop_and_raises_its_error(name: str) -> None:
     class Broken(Queue):
-        def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
+        def count_pending(self, block: bool = False) -> int:
             raise LookupError("no buffer")
 
     engine = made(name)

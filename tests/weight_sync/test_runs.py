@@ -292,11 +292,11 @@ def test_answers_that_span_a_sync_have_the_first_and_last_version(build: Callabl
     sync(learner, 1, engine)
 
     class Syncs(Queue):
-        def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> object:
+        def claim(self, limit: int, block: bool = True) -> object:
             if self.claimed and engine.version == 1:  # asked again after the first token
                 train(learner)
                 sync(learner, 2, engine)
-            return super().claim(limit, block, begin=begin)
+            return super().claim(limit, block)
 
     queue = Syncs(groups(6))
     engine.start(queue)

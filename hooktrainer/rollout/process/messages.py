@@ -109,13 +109,6 @@ class Acknowledged:
 
 
 @attrs.frozen
-class GroupsBegun:
-    """From a worker: the first tokens of these groups are about to be computed."""
-
-    numbers: Sequence[int]
-
-
-@attrs.frozen
 class GroupFinished:
     """From a worker: the answers of a group, metrics since the last one, and fingerprints of its weights."""
 

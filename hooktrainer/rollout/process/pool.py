@@ -21,7 +21,6 @@ from hooktrainer.rollout.process.messages import (
     Generate,
     GroupFailed,
     GroupFinished,
-    GroupsBegun,
     PackedError,
     Pause,
     Ready,
@@ -167,22 +166,19 @@ class WorkerPool:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self.error or self._free_capacity())
-                free = self._free_capacity()
-            if self._closing or self.error or not (groups := buffer.claim(free, begin=False)):
+            if self._closing or self.error or not buffer.count_pending(block=True):
                 return
-            self._distribute(groups)
+            self._distribute(buffer)
 
     def _free_capacity(self) -> int:
         return sum(max(0, worker.free_capacity) for worker in self._workers)
 
-    def _distribute(self, groups: Sequence[Group]) -> None:
-        """Send each group to the worker with the most free capacity; if all workers died, wait for a restarted one."""
+    def _distribute(self, buffer: ReplayBuffer) -> None:
+        """Claim the groups that can start now, and send each one to the worker with the most free capacity."""
         shares: dict[WorkerHandle, list[Group]] = {}
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self.error or any(m.ready for m in self._workers))
-            ready = [worker for worker in self._workers if worker.ready]
-            for group in groups if ready else ():
-                worker = max(ready, key=lambda worker: worker.free_capacity)
+            for group in buffer.claim(self._free_capacity(), block=False):
+                worker = max(self._workers, key=lambda worker: worker.free_capacity)
                 worker.assign(group)
                 shares.setdefault(worker, []).append(group)
         for worker, share in shares.items():
@@ -207,8 +203,6 @@ class WorkerPool:
                 self._detector.check(number, fingerprints)
                 self._stats.record(metrics)
                 buffer.finish(worker.groups.pop(number), trajectories)
-            case GroupsBegun(numbers):
-                buffer.begin([worker.groups[number] for number in numbers])
             case WorkerFailed(error):
                 raise RolloutError(f"{worker} cannot continue") from error.unpack()
             case GroupFailed(number, error, reason):

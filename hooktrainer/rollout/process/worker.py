@@ -24,7 +24,6 @@ from hooktrainer.rollout.process.messages import (
     Generate,
     GroupFailed,
     GroupFinished,
-    GroupsBegun,
     PackedError,
     Pause,
     Ready,
@@ -125,26 +124,20 @@ class RemoteGroupSource:
             self._closed = True
             self._arrived.notify_all()
 
-    def claim(self, limit: int, block: bool = True, *, begin: bool = True) -> Sequence[Group]:
+    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
         """Return groups that have arrived, and report to the engine how many more could start."""
         with self._arrived:
             taken = self._take(limit)
             capacity = Capacity(limit - len(taken), self._received)
-        if capacity.groups and capacity != self._reported:
+            known = self._reported.groups - (self._received - self._reported.received)
+        if capacity.groups != known:
             self._reported = capacity
             self.send(capacity)
         if block and not taken:
             with self._arrived:
                 self._arrived.wait_for(lambda: self._groups or self._closed)
                 taken = () if self._closed else self._take(limit)
-        if begin:
-            self.begin(taken)
         return taken
-
-    def begin(self, groups: Sequence[Group]) -> None:
-        """Report to the engine that generation of these groups starts."""
-        if groups:
-            self.send(GroupsBegun([group.number for group in groups]))
 
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
         """Send the answers of a claimed group to the engine."""
