@@ -153,6 +153,7 @@ class Trainer:
         sampled = ports.clock.now()
         if not batch.groups:
             return batch
+        ages = batch.ages(step, iteration, self._config.parameter_sync_step)  # an error must precede the update
         learned = to_host(ports.learner.update(batch.groups))
         timing = {
             "timing_s/gen": Sum(sampled - started),
@@ -160,7 +161,6 @@ class Trainer:
             "training/global_step": Last(step),
         }
         metrics = joined(learned, ports.engine.take_metrics(), ports.buffer.take_metrics(), timing)
-        ages = batch.ages(step, iteration, self._config.parameter_sync_step)
         self.bus.emit(IterationEnd(step=step, version=version, iteration=iteration, metrics=metrics, **ages), record)
         return batch
 

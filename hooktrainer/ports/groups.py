@@ -6,7 +6,10 @@ from typing import Final, Literal, TypeAlias, TypedDict
 
 import attrs
 import numpy as np
+from attrs.validators import deep_iterable, ge
 from numpy.typing import NDArray
+
+from hooktrainer.errors import RunError
 
 Tokens: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -67,6 +70,15 @@ class Group:
         """Return S = k - p + 1 for step k and stamp p; 1 is fresh."""
         return step - self.stamp + 1
 
+    def check_step(self, step: int) -> None:
+        """Raise `RunError` if the group is stamped for a later step, which gives a staleness below 1."""
+        if self.stamp > step:
+            raise RunError(
+                f"the version went backwards: group {self.number} is stamped {self.stamp}, but is sampled in step "
+                f"{step} (S={self.staleness(step)}, expected at least 1). A part of the run was restored from another "
+                "checkpoint, or its version was set by hand"
+            )
+
     @property
     def in_flight(self) -> int:
         """Versions published while the group was generated: the largest span minus 1."""
@@ -116,11 +128,16 @@ class Batch:
     """The groups of one iteration, and the staleness of those evicted while sampling them."""
 
     groups: tuple[Group, ...] = ()
-    evicted: tuple[int, ...] = ()
+    evicted: tuple[int, ...] = attrs.field(default=(), validator=deep_iterable(ge(1)))
     """Staleness of each group that was evicted while sampling."""
 
     def ages(self, step: int, iteration: int, updates_per_step: int) -> Ages:
-        """Return the age of the batch if it is trained in this iteration of a step, counted from 0."""
+        """Return the age of the batch if it is trained in this iteration of a step, counted from 0.
+
+        Raise `RunError` if a group is stamped for a later step.
+        """
+        for group in self.groups:
+            group.check_step(step)
         staleness = tuple(group.staleness(step) for group in self.groups)
         spans = tuple(trajectory.span for group in self.groups for trajectory in group.trajectories)
         return Ages(
