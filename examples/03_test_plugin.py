@@ -22,6 +22,14 @@ def test_value_above_the_limit_stops_the_run() -> None:
     assert bus.control.reason == "ppo_kl above 0.2"
 
 
+@pytest.mark.parametrize("value", [-0.5, float("nan"), float("-inf")])
+def test_the_size_of_the_divergence_counts(value: float) -> None:
+    """Stop the run at a negative estimate beyond the limit, and at NaN."""
+    bus = FakeBus(KLStop(limit=0.2), provides=["metrics.row"])
+    bus.fire(StepEnd, step=1, row={"actor/ppo_kl": value})
+    assert bus.control.reason == "ppo_kl above 0.2"
+
+
 def test_it_needs_a_plugin_that_makes_the_row() -> None:
     """Refuse a plan in which no plugin makes the row."""
     with pytest.raises(PlanError, match="needs 'metrics.row', which no handler makes"):

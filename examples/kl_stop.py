@@ -11,10 +11,10 @@ class KLStop(Plugin):
     """Stop when the policy drifts too far from the sampler."""
 
     limit: float = 0.2
-    """Largest tolerated `actor/ppo_kl`."""
+    """Largest allowed size of `actor/ppo_kl`."""
 
     @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
-    def look(self, event: StepEnd) -> None:
-        """Stop the run if the row of the step is above the limit."""
-        if event.record.row["actor/ppo_kl"] > self.limit:
+    def check_kl(self, event: StepEnd) -> None:
+        """Stop the run beyond the limit, in either direction or at NaN."""
+        if not abs(event.record.row["actor/ppo_kl"]) <= self.limit:
             event.control.stop(f"ppo_kl above {self.limit}")

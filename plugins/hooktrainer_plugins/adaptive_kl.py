@@ -26,8 +26,8 @@ MAX_ERROR: Final = 0.2
 class AdaptiveKL(Plugin):
     """Increase the KL coefficient above the target divergence and decrease it below, by proportional control.
 
-    After each update, coefficient x (1 + error x min(samples / horizon, 1)), where error is divergence / target - 1
-    within ±0.2. Source: Ziegler et al. (1909.08593) §2.2.
+    After each update, coefficient x (1 + error x min(samples / horizon, 1)), where error is |divergence| / target - 1
+    within ±0.2. An estimate can be negative, so its size counts. Source: Ziegler et al. (1909.08593) §2.2.
     """
 
     target: float = attrs.field(default=0.1, converter=float, validator=attrs.validators.gt(0.0))
@@ -50,5 +50,5 @@ class AdaptiveKL(Plugin):
         for key in MEASURED:
             value = plain(event.metrics.get(key))
             if isinstance(value, (int, float)) and value == value:  # noqa: PLR0124 (NaN for an update without tokens)
-                error = min(max(value / self.target - 1.0, -MAX_ERROR), MAX_ERROR)
+                error = min(max(abs(value) / self.target - 1.0, -MAX_ERROR), MAX_ERROR)
                 self.control.kl_coeff *= 1.0 + error * min(event.samples / self.horizon, 1.0)

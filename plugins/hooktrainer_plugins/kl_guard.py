@@ -19,14 +19,16 @@ _LOG: Final = logging.getLogger("hooktrainer")
 
 @attrs.define(kw_only=True)
 class KLGuard(Plugin):
-    """Compare a metric, a divergence by default, with a limit in every row that has it; NaN is above the limit.
+    """Compare a metric, a divergence by default, with a limit in every row that has it.
+
+    The size counts, because estimates of a divergence can be negative. NaN is beyond the limit.
 
     A metric that no row has had yet is treated as misspelt and fails the run. A metric of validation (`val/...`) fails
     the run only in a step with validation.
     """
 
     limit: float = attrs.field(default=0.2, validator=gt(0))
-    """Largest value that is allowed."""
+    """Largest absolute value that is allowed."""
 
     metric: str = metric("actor/ppo_kl")
     """The key in the row, as in `metrics.jsonl`."""
@@ -49,11 +51,12 @@ class KLGuard(Plugin):
             return
         value = row[self.metric]
         self._known = True
-        self._above = 0 if value <= self.limit else self._above + 1
+        self._above = 0 if abs(value) <= self.limit else self._above + 1
         if self._above < self.patience:
             return
         steps = "" if self._above == 1 else f" for {self._above} steps"
-        found = f"{self.metric} {value:g} above {self.limit:g}{steps} in step {event.step}"
+        bound = f"below -{self.limit:g}" if value < 0 else f"above {self.limit:g}"
+        found = f"{self.metric} {value:g} {bound}{steps} in step {event.step}"
         _LOG.warning(found)
         if self.action == "stop":
             event.control.stop(found)

@@ -20,6 +20,7 @@ from hooktrainer.plugin import metric, port, state
 from hooktrainer.ports import RunState, Snapshot
 
 _LOG: Final = logging.getLogger("hooktrainer")
+SKIPPED: Final = "actor/skipped_updates"
 _MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
 _MIN_SPREAD: Final = 0.05  # of the median magnitude; without it, small noise in a constant metric is a spike
 
@@ -34,8 +35,8 @@ class LossSpikeGuard(Plugin):
     """A metric that the learner reports for each update. `actor/grad_norm` often shows a problem first."""
 
     threshold: float = attrs.field(default=10.0, validator=gt(0))
-    """Distance above the median at which an update is a spike, in robust standard deviations: 1.48 median absolute
-    deviations."""
+    """Distance from the median, in robust standard deviations, in either direction, beyond which an update is a spike.
+    A value that is not finite is a spike too, unless the update was skipped."""
 
     window: int = attrs.field(default=50, validator=ge(4))
     """Number of last updates to compare with. No update is a spike until there are this many."""
@@ -60,20 +61,22 @@ class LossSpikeGuard(Plugin):
     def check_update(self, event: IterationEnd) -> None:
         """Check the metric of the update. Spikes are not added to the values that later updates are compared with."""
         value = self._value(event)
-        if not math.isfinite(value):
+        if value is None:
             return
-        middle, sigma = _spread(self._values) if len(self._values) == self.window else (value, math.inf)
-        if value <= middle + self.threshold * sigma:
+        middle, sigma = _spread(self._values) if len(self._values) == self.window else (0.0, math.inf)
+        deviations = (value - middle) / sigma if math.isfinite(value) else math.inf
+        if abs(deviations) <= self.threshold:
             self._values = [*self._values, value][-self.window :]
             self._in_a_row = 0
             return
         self._in_a_row += 1
         event.record.add({"actor/loss_spikes": Sum(1)})
-        found = (
-            f"{self.metric} is {value:g} in update {event.iteration + 1} of step {event.step}, "
-            f"{(value - middle) / sigma:.1f} robust standard deviations above the median {middle:g} of the last "
-            f"{self.window} updates"
-        )
+        found = f"{self.metric} is {value:g} in update {event.iteration + 1} of step {event.step}"
+        if math.isfinite(value):
+            side = "above" if deviations > 0 else "below"
+            found += (
+                f", {abs(deviations):.1f} deviations {side} the median {middle:g} of the last {self.window} updates"
+            )
         _LOG.warning("%s; loss_spike_guard allows %g", found, self.threshold)
         if self.action == "stop":
             event.control.stop(found)
@@ -87,11 +90,13 @@ class LossSpikeGuard(Plugin):
         if self.action == "rollback":
             self._copy = self.run.capture_learner(event.step - 1)
 
-    def _value(self, event: IterationEnd) -> float:
-        """Return the metric; NaN, with one warning, if it is not a number or is missing."""
+    def _value(self, event: IterationEnd) -> float | None:
+        """Return the metric; None, with one warning, if it is not a number or is missing."""
         value = plain(event.metrics.get(self.metric))
         if isinstance(value, Real):
             self._known = True
+            if not math.isfinite(value) and plain(event.metrics.get(SKIPPED)):
+                return None
             return float(value)
         if not self._known:
             self._known = True
@@ -104,7 +109,7 @@ class LossSpikeGuard(Plugin):
                 event.step,
                 did_you_mean(self.metric, event.metrics.keys() - {self.metric}),
             )
-        return math.nan
+        return None
 
     def _roll_back(self, found: str, step: int) -> None:
         if self._in_a_row > self.limit:

@@ -51,6 +51,9 @@ def test_plugin_passes_check_plugin() -> None:
         (0.0, 100, 1.0 - 0.2 * 0.1),
         (9.0, 5000, 1.2),  # and an update no more than the horizon
         (math.nan, 100, 1.0),
+        (-0.22, 100, 1.0 + 0.1 * 0.1),  # an estimate can be negative
+        (-9.0, 100, 1.0 + 0.2 * 0.1),
+        (-math.inf, 100, 1.0 + 0.2 * 0.1),
     ],
 )
 def test_coefficient_follows_the_divergence(key: str, divergence: float, samples: int, expected: float) -> None:

@@ -32,6 +32,15 @@ def test_nan_stops_the_run() -> None:
     assert stopped_by(KLGuard(), float("nan")) == ["actor/ppo_kl nan above 0.2 in step 1"]
 
 
+@pytest.mark.parametrize(
+    ("value", "stops"),
+    [(-0.5, True), (-0.2, False), (-0.2001, True), (float("-inf"), True), (float("inf"), True), (-0.0, False)],
+)
+def test_the_size_of_a_negative_divergence_counts(value: float, stops: bool) -> None:
+    expected = f"actor/ppo_kl {value:g} {'below -0.2' if value < 0 else 'above 0.2'} in step 1" if stops else None
+    assert stopped_by(KLGuard(limit=0.2), value) == [expected]
+
+
 def test_option_patience_sets_the_number_of_consecutive_steps() -> None:
     reason = "actor/ppo_kl 0.6 above 0.2 for 2 steps in step 4"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hooktrainer.errors import RunError
 from hooktrainer.events import IterationEnd, StepEnd, StepStart
-from hooktrainer.metrics import Counts, Mean
+from hooktrainer.metrics import Counts, Mean, Sum
 from hooktrainer.testing import FakeBus, FakeRunState, check_plugin
 from hooktrainer_plugins.loss_spike_guard import LossSpikeGuard
 
@@ -54,12 +54,27 @@ def test_no_spike_is_detected_before_the_window_is_full() -> None:
     assert Watched().see(*USUAL[:7], 1000.0) == []
 
 
-def test_spikes_are_excluded_from_the_window_and_low_values_are_no_spikes() -> None:
-    assert Watched().see(*USUAL, 5.0, 5.0, -5.0, 5.0) == [9, 10, 12]
+def test_a_spike_does_not_raise_the_bar_for_the_next() -> None:
+    assert Watched().see(*USUAL, 5.0, 5.0, 1.0, 5.0) == [9, 10, 12]
+
+
+@pytest.mark.parametrize("value", [-1000.0, -5.0, 0.2, 1000.0])
+def test_a_fall_is_a_spike_as_a_rise_is(value: float, caplog: pytest.LogCaptureFixture) -> None:
+    assert Watched().see(*USUAL, value, 1.0) == [9]
+    assert f"deviations {'above' if value > 1 else 'below'} the median 1" in caplog.text
+
+
+def test_a_value_that_is_not_finite_is_a_spike_at_any_time() -> None:
+    assert Watched().see(float("nan"), 1.0, float("-inf")) == [1, 3]
+    assert Watched().see(*USUAL, float("nan"), float("inf"), 5.0) == [9, 10, 11]
 
 
 def test_non_finite_values_are_ignored() -> None:
-    assert Watched().see(*USUAL, float("nan"), float("inf"), 5.0) == [11]
+    watched = Watched()
+    metrics = {"actor/pg_loss": Mean(float("nan"), 1), "actor/skipped_updates": Sum(1)}
+    watched.bus.fire(IterationEnd, step=1, metrics=metrics)
+    watched.bus.fire(StepEnd, step=1)
+    assert "actor/loss_spikes" not in watched.bus.row
 
 
 def test_small_change_of_a_constant_metric_is_no_spike() -> None:

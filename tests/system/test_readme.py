@@ -130,6 +130,12 @@ def exit_code_of(arguments: list[str]) -> int:
 
 
 @whole_project
+def test_the_plugin_of_the_readme_is_the_example() -> None:
+    start = "@attrs.define(kw_only=True)\nclass KLStop(Plugin):"
+    example = start + (ROOT / "examples" / "kl_stop.py").read_text().partition(start)[2]
+    assert f"{example.strip()}\n```" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=named)
 def test_links_have_a_target(page: Path) -> None:
     wrong = []
