@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
+import stat
 import sys
 import traceback
 from pathlib import Path
@@ -24,16 +26,32 @@ def load_module(where: str) -> ModuleType:
 
 def described(error: BaseException) -> str:
     """Return the type and text of an unexpected error, with the line that raised it."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
-    return f"{line_of(error)} ({file}, line {line})"
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename or "", error.lineno))
+    place = " ({}, line {})".format(*places[-1]) if places else ""
+    return f"{type(error).__name__}: {text_of(error)}{place}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error; an error of a user's code may have none."""
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001 (any error of a user's code)
+        return f"its text cannot be shown, since that raised {type(another).__name__}"
 
 
 def require_file(path: Path) -> None:
     """Raise `ConfigError` unless the file exists; suggest the file with the closest name."""
-    if not path.is_file():
-        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
-        raise ConfigError(f"there is no file {path}.{near}")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py") if other.name != path.name])
+        raise ConfigError(f"there is no file {path}.{near}") from None
+    except (OSError, ValueError) as error:  # a symbolic link to itself, a name that is too long, a zero byte
+        raise ConfigError(f"the file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path} is not a file")
 
 
 def _import(name: str) -> ModuleType:
@@ -52,7 +70,7 @@ def _import(name: str) -> ModuleType:
 
 def _load_file(path: Path) -> ModuleType:
     """Return the module in a file; the file is executed once per process."""
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # `resolve` raises for a symbolic link to itself
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"hooktrainer_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{digest}"
     if name in sys.modules:
@@ -65,7 +83,7 @@ def _load_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         if isinstance(error, KeyboardInterrupt):
             raise
         raise ConfigError(f"importing {path} failed: {described(error)}") from error

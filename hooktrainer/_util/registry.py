@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import attrs
 
-from hooktrainer._util.imports import load_module, require_file
+from hooktrainer._util.imports import described, load_module, require_file
 from hooktrainer.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -67,13 +67,17 @@ class Kind(Mapping[str, Registered], Generic[T]):
         if ":" not in name:
             self._check_registered(name, ())
             target = self[name].target
+        self._check_form(target)
         where, _, attribute = target.rpartition(":")
         module = load_module(where)
-        found: Any = getattr(module, attribute, None)
+        try:
+            found: Any = getattr(module, attribute, None)
+        except Exception as error:
+            raise ConfigError(f"'{attribute}' of {where} cannot be read: {described(error)}") from error
         if not self._is_thing(found):
             alike = inspect.isclass if self.thing == "class" else inspect.isroutine
             similar = [key for key, value in vars(module).items() if alike(value)]
-            other = f", but an object of type {type(found).__name__}" if hasattr(module, attribute) else ""
+            other = f", but an object of type {type(found).__name__}" if found is not None else ""
             raise ConfigError(f"{where} has no {self.thing} '{attribute}'{other}.{did_you_mean(attribute, similar)}")
         self.check(found, where)
         return typing.cast("T", found)
@@ -84,17 +88,17 @@ class Kind(Mapping[str, Registered], Generic[T]):
         Registered names are not imported. Neither are functions, since their module may import torch; a file with
         functions must exist.
         """
-        where, colon, attribute = name.rpartition(":")
+        where, colon, _ = name.rpartition(":")
         if name in besides:
             return
         if not colon:
             self._check_registered(name, besides)
         elif self.thing == "class":
             self.resolve(name)
-        elif where.endswith(".py") and attribute.isidentifier():
-            require_file(Path(where))
-        elif not all(part.isidentifier() for part in (*where.split("."), attribute)):
-            raise ConfigError(f"'{name}' is not a name; write {self._forms()}")
+        else:
+            self._check_form(name)
+            if where.endswith(".py"):
+                require_file(Path(where))
 
     def option(
         self, default: str, *, besides: tuple[str, ...] = (), validator: Sequence[Callable[..., None]] = ()
@@ -142,6 +146,13 @@ class Kind(Mapping[str, Registered], Generic[T]):
             owners = " and ".join((self[name].distribution, *rivals))
             text = f"'{name}' is registered by {owners}; name the {self.thing} itself, as in {self[name].target}"
             raise ConfigError(text)
+
+    def _check_form(self, name: str) -> None:
+        where, _, attribute = name.rpartition(":")
+        parts = (attribute,) if where.endswith(".py") else (*where.split("."), attribute)
+        if not all(part.isidentifier() for part in parts):
+            blank = ", without blanks around the colon" if any(part != part.strip() for part in parts) else ""
+            raise ConfigError(f"'{name}' is not a name; write {self._forms()}{blank}")
 
     def _forms(self) -> str:
         name = "Class" if self.thing == "class" else "function"

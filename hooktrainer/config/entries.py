@@ -67,6 +67,8 @@ class PluginEntry:
         head: dict[str, Any] = {key: options.pop(key) for key in _RESERVED if key in options}
         if head.get("name") is None:
             head["name"] = instance_name(use)
+        if isinstance(head["name"], str):
+            faults.names[faults.address] = head["name"]
         rest: dict[str, Any] = {"use": use, "address": faults.address}
         entry = read_fields(cls, init_fields(cls), head | rest, faults, faults.address)
         if isinstance(entry, Unread):
@@ -103,6 +105,9 @@ def _without_use(data: Mapping[str, object]) -> str:
         (use, options), *_ = data.items()
         inside = ", ".join(f"{key}: {value}" for key, value in _items(options))
         return f"options are written next to `use`, not below the name; write {{use: {use}, {inside}}}"
+    use, value = next(iter(data.items()), ("", None))
+    if len(data) == 1 and use not in _RESERVED and isinstance(value, str):
+        return f"a class is named without a blank after the colon; write '{use}:{value}'"
     if isinstance(data.get("name"), str):
         return f"`name` only names the instance; `use` names its class, as in {{use: {data['name']}}}"
     return f"`use`, the name of the class, is missing; found {', '.join(data) or 'an empty mapping'}"

@@ -5,8 +5,8 @@ Each function returns the value, or `INVALID` with the end of a sentence that sh
 
 from __future__ import annotations
 
-import contextlib
 import math
+import os
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -111,8 +111,9 @@ def to_str(value: Any) -> tuple[Any, str]:
 def to_path(value: Any) -> tuple[Any, str]:
     """Convert to an absolute path, so that a later change of directory does not affect it."""
     if isinstance(value, (str, Path)) and str(value) and not no_value(value):
-        with contextlib.suppress(RuntimeError):  # there is no such user, or no home directory
-            return Path(str(value)).expanduser().absolute(), ""
+        expanded = os.path.expanduser(value)  # noqa: PTH111 (pathlib drops the ./ of a name that starts with ~)
+        if not expanded.startswith("~"):
+            return Path(expanded).absolute(), ""
         return INVALID, "; it has no home directory. Write the whole path, or ./~ for a name that starts with ~"
     return INVALID, "; write a path"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -50,6 +51,7 @@ def _absolute(name: Any, base: Path) -> Any:
     if isinstance(name, list):
         return [_absolute(item, base) for item in name]
     if isinstance(name, str) and (found := _FILE_NAME.fullmatch(name)):
-        path = base.absolute() / Path(found["file"]).expanduser()
-        return f"{path}:{name.rpartition(':')[2]}"
+        with suppress(RuntimeError):  # there is no such user; a check of the name reports the missing file
+            path = base.absolute() / Path(found["file"]).expanduser()
+            return f"{path}:{name.rpartition(':')[2]}"
     return name

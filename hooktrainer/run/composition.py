@@ -232,7 +232,9 @@ def _check(plugin: Plugin, config: Config, faults: Faults) -> None:
     try:
         for sentence in _sentences(plugin.check(config)):
             faults.add(sentence if isinstance(sentence, str) else f"check returns sentences, found {shown(sentence)}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (any error of a check is a fault with the plugin's address)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 (any error of a check is a fault with the plugin's address)
         if not before:  # otherwise a fault that is known may have caused it
             faults.absorb(error)
 
