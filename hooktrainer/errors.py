@@ -40,6 +40,8 @@ class Fault:
     address: str
     """YAML address (`plugins[2].every`) or file; empty if the fault has no single place."""
     message: str
+    source: str = attrs.field(default="", eq=False)
+    """The name of the plugin, and the override that set the value; empty for other values."""
 
     def __str__(self) -> str:
         return f"{self.address}: {self.message}" if self.address else self.message

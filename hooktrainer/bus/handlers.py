@@ -204,7 +204,8 @@ def _with_overrides(owner: PlacedPlugin, handlers: list[Handler], faults: list[F
             faults.append(Fault(address, text))
         elif not methods:
             known = {handler.event.signal for handler in handlers} | {handler.method for handler in handlers}
-            text = f"'{owner.name}' handles no signal '{key}'. It handles {', '.join(sorted(known)) or 'none'}."
+            handled = sorted(f"{handler.event.signal} (method {handler.method})" for handler in handlers)
+            text = f"'{owner.name}' handles no signal '{key}'. It handles {', '.join(handled) or 'none'}."
             faults.append(Fault(address, text + did_you_mean(key, known)))
         elif problem := _number_problem(number):
             faults.append(Fault(address, f"the priority is {problem}"))

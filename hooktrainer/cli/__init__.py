@@ -17,9 +17,10 @@ from contextlib import suppress
 from importlib.metadata import version
 
 from hooktrainer._util.signals import Aborted
-from hooktrainer._util.streams import OutputLostError, prepare, write_result, write_stderr
+from hooktrainer._util.streams import make_lenient, write_stderr
+from hooktrainer.cli._config import split
 from hooktrainer.cli._exit import exit_now, leave_with
-from hooktrainer.errors import ConfigError, HookTrainerError, message_of, notes_of, traceback_of
+from hooktrainer.errors import ConfigError, Fault, HookTrainerError
 
 __all__ = ["main"]
 
@@ -71,7 +72,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if rest and (not hasattr(args, "config") or any(argument.startswith("-") for argument in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        overrides = [argument.lstrip("-") for argument in rest if "=" in argument and hasattr(args, "config")]
+        hint = f"; an override has no dashes: {' '.join(overrides)}" if overrides else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         args.config += rest  # argparse takes positional arguments in one piece, so an option may have cut them
     return args
@@ -94,9 +97,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
-    files = ", ".join(argument for argument in arguments if "=" not in argument)
+    files, _ = split(arguments)
     count = f"{len(error.faults)} fault{'s' if len(error.faults) != 1 else ''}"
-    return "\n".join([f"{count} in {files}:" if files else f"{count}:", *(f"  {fault}" for fault in error.faults), ""])
+    overridden = ["override " in fault.source for fault in error.faults]
+    places = [f"in {', '.join(files)}"] if files and not all(overridden) else []
+    places += ["on the command line"] if any(overridden) else []
+    heading = f"{count} {' and '.join(places)}".strip()
+    return "\n".join([f"{heading}:", *map(_fault_text, error.faults), ""])
+
+
+def _fault_text(fault: Fault) -> str:
+    source = f" ({fault.source})" if fault.source else ""
+    return f"  {fault.address}{source}: {fault.message}" if fault.address else f"  {fault.message}"
 
 
 def _exit_text(error: SystemExit) -> str:

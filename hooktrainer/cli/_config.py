@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,17 @@ def _is_file(argument: str) -> bool:
         return False
 
 
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the files and the overrides among the arguments."""
+    overrides = [argument for argument in arguments if "=" in argument and not _is_file(argument)]
+    return [argument for argument in arguments if argument not in overrides], overrides
+
+
 def load(args: argparse.Namespace) -> Composition:
     """Compose the run that the arguments describe; print warnings to standard error, each once."""
     from hooktrainer.run import loading
 
-    overrides = [argument for argument in args.config if "=" in argument and not _is_file(argument)]
-    files = [argument for argument in args.config if argument not in overrides]
+    files, overrides = split(args.config)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", loading.ConfigWarning)
         composition = loading.load(*files, overrides=overrides)

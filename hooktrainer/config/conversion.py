@@ -14,6 +14,7 @@ import difflib
 import inspect
 import itertools
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
+from hooktrainer._util.imports import text_of
 from hooktrainer._util.registry import HINT
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import Fields, default_of, field_type, init_fields, option_name, takes_none, type_name
@@ -128,11 +130,13 @@ def _read_field(cls: type, field: attrs.Attribute[Any], data: Mapping[str, objec
     return converted
 
 
-def _construct(cls: type[T], values: Mapping[str, object]) -> tuple[T | None, Exception | None]:
+def _construct(cls: type[T], values: Mapping[str, object]) -> tuple[T | None, BaseException | None]:
     try:
         with attrs.validators.disabled():  # they run one by one later, so that each adds its own fault
             return cls(**values), None
-    except Exception as error:  # noqa: BLE001 (any error of a constructor is a fault of its options)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 (any error of a constructor is a fault of its options)
         return None, error
 
 
@@ -152,10 +156,15 @@ def _validate(instance: object, field: attrs.Attribute[Any], faults: Faults) -> 
         return
     try:
         field.validator(instance, field, value)
+    except ValueError as error:
+        bound = re.match(r"'\w+' must be ([<>]=? \S+): ", text_of(error))  # the message of ge, gt, le and lt of attrs
+        faults.add(f"expected a value {bound[1]}, found {shown(value)}") if bound else faults.absorb(error)
     except AttributeError as error:
         if not isinstance(instance, Unread):  # otherwise it used an option with a fault
             faults.absorb(error)
-    except Exception as error:  # noqa: BLE001 (any error of a validator is a fault of the value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 (any error of a validator is a fault of the value)
         faults.absorb(error)
 
 

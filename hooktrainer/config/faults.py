@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from hooktrainer._util.imports import described
+from hooktrainer._util.imports import described, text_of
 from hooktrainer.config.scalars import EnvironmentText
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean, message_of
 
@@ -28,6 +28,8 @@ class Faults:
     absorbed: list[BaseException] = attrs.field(factory=list, repr=False)
     overrides: dict[str, str] = attrs.field(factory=dict, repr=False)
     """The overrides of the command line by the address that each sets."""
+    names: dict[str, str] = attrs.field(factory=dict, repr=False)
+    """The names of plugins by address."""
 
     def __len__(self) -> int:
         return len(self.found)
@@ -62,7 +64,8 @@ class Faults:
         if isinstance(error, ConfigError):
             self.found.extend(Fault(_below(self.address, fault.address), fault.message) for fault in error.faults)
         elif isinstance(error, (ValueError, TypeError)):
-            self.add(message_of(error.args[0]) if error.args else type(error).__name__)
+            first = error.args[0] if error.args else ""
+            self.add((first if isinstance(first, str) else text_of(error)) or type(error).__name__)
         else:
             self.add(described(error))
 
@@ -74,8 +77,21 @@ class Faults:
         if self.found:
             of_plan = {fault for error in self.absorbed if isinstance(error, PlanError) for fault in error.faults}
             raised = PlanError if of_plan.issuperset(self.found) else ConfigError
-            faults = sorted(dict.fromkeys(self.found), key=lambda fault: _place(fault.address, sections))
+            found = [attrs.evolve(fault, source=self._source(fault.address)) for fault in dict.fromkeys(self.found)]
+            faults = sorted(found, key=lambda fault: _place(fault.address, sections))
             raise raised(faults) from next(filter(None, map(_bug, self.absorbed)), None)
+
+    def _source(self, address: str) -> str:
+        """Return the name of the plugin at an address, and the override that sets it."""
+        plugin = re.match(r"plugins\[\d+\]", address)
+        name = self.names.get(plugin[0], "") if plugin else ""
+        is_plugin = plugin is not None and plugin[0] == address  # its handlers depend on all of its options
+        overrides = [
+            text
+            for key, text in self.overrides.items()
+            if f"{address}.".startswith((f"{key}.", f"{key}[")) or (is_plugin and key.startswith(f"{address}."))
+        ]
+        return "; ".join(filter(None, [name, *(f"override {text}" for text in overrides[-1:])]))
 
 
 def shown(value: object) -> str:
@@ -96,7 +112,7 @@ def short(value: object) -> str:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error; libraries add their internal state below it."""
-    return message_of(error).partition("\n")[0]
+    return text_of(error).partition("\n")[0]
 
 
 def _below(address: str, key: str) -> str:

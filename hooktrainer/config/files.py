@@ -55,7 +55,8 @@ def _read_file(path: Path, expand: Expand, faults: Faults) -> dict[str, Any]:
         data = read_yaml(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")])
-        faults.add(f"there is no such file.{near}")
+        override = "" if path.suffix in {".yaml", ".yml"} else " An override is written key=value, without blanks."
+        faults.add(f"there is no such file.{near or override}")
     except IsADirectoryError:
         faults.add("this is a directory, not a YAML file")
     except UnicodeDecodeError as error:

@@ -176,10 +176,10 @@ def test_section_with_all_options_is_unchanged_by_dump_and_load() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"clip_ratio_low": -0.2}, "algorithm.clip_ratio_low: 'clip_ratio_low' must be >= 0.0: -0.2"),
-        ({"clip_ratio_low": 1}, "algorithm.clip_ratio_low: 'clip_ratio_low' must be < 1.0: 1.0"),
+        ({"clip_ratio_low": -0.2}, "algorithm.clip_ratio_low: expected a value >= 0.0, found -0.2 (float)"),
+        ({"clip_ratio_low": 1}, "algorithm.clip_ratio_low: expected a value < 1.0, found 1.0 (float)"),
         ({"clip_ratio_high": -0.1}, "algorithm.clip_ratio_high: "),
-        ({"clip_ratio_c": 0.9}, "algorithm.clip_ratio_c: 'clip_ratio_c' must be > 1.0: 0.9"),
+        ({"clip_ratio_c": 0.9}, "algorithm.clip_ratio_c: expected a value > 1.0, found 0.9 (float)"),
         (
             {"clip_ratio_c": 3, "policy_loss": "gspo"},
             "clip_ratio_c: 3.0 has no effect: clip_ratio_c is an option of ppo_clip, decoupled_ppo, and of none",

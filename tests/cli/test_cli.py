@@ -54,19 +54,59 @@ def test_a_wrong_configuration_shows_all_faults_and_exits_2(command: str, capsys
     out, err = capsys.readouterr()
     heading, *lines = err.splitlines()
     assert out == ""
-    assert heading == f"2 faults in {QUICKSTART}:"
-    assert lines[0].startswith("  paramter_sync_step: unknown key")
+    assert heading == "2 faults on the command line:"
+    assert lines[0].startswith("  paramter_sync_step (override paramter_sync_step=8): unknown key")
     assert lines[0].endswith("Did you mean 'trainer.parameter_sync_step'?")
-    assert lines[1] == ("  trainer.train_batch_size: 30 is not parameter_sync_step x ppo_mini_batch_size = 4 x 16 = 64")
+    address, _, message = lines[1].partition(": ")
+    assert address == "  trainer.train_batch_size (override trainer.train_batch_size=30)"
+    assert message == "30 is not parameter_sync_step x ppo_mini_batch_size = 4 x 16 = 64"
     assert len(lines) == 2
 
 
 def test_a_misspelt_option_of_a_plugin_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", QUICKSTART, "plugins.validation.evrey=5"]) == 2
     heading, line = capsys.readouterr().err.splitlines()
-    assert heading == f"1 fault in {QUICKSTART}:"
-    assert line.startswith("  plugins[3].evrey: unknown key 'evrey'")
+    assert heading == "1 fault on the command line:"
+    assert line.startswith("  plugins[3].evrey (validation; override plugins.validation.evrey=5): unknown key 'evrey'")
     assert line.endswith("Did you mean 'every'?")
+
+
+def test_faults_are_attributed_to_the_file_or_to_their_override(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(Path(QUICKSTART).read_text().replace("every: 5", "every: 0"))
+    assert main(["plan", str(path), "optim.lr=-1.0", "seed.x=1"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"3 faults in {path} and on the command line:",
+        "  seed.x (override seed.x=1): seed is 0 (int), which has no keys; override it as a whole",
+        "  optim.lr (override optim.lr=-1.0): expected a value > 0.0, found -1.0 (float)",
+        "  plugins[3].every (validation): expected a value >= 1, found 0 (int)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trainer.total_steps=10"], "; an override has no dashes: trainer.total_steps=10"),
+        (["trainer.total_steps =10"], "an override has no blanks around its '='; write trainer.total_steps=..."),
+        (["trainer.total_steps", "=", "10"], "there is no such file. An override is written key=value, without blanks"),
+    ],
+)
+def test_an_override_in_the_form_of_another_tool_shows_the_right_form(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(["plan", QUICKSTART, *arguments])
+    except SystemExit as error:  # argparse
+        code = error.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_priority_on_an_unknown_signal_lists_signals_with_their_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", QUICKSTART, "plugins.validation.priority={step_ned: 450}"]) == 2
+    assert "It handles fit_start (method take_prompts), step_end (method evaluate)." in capsys.readouterr().err
 
 
 def test_plan_with_a_read_before_the_write_exits_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,8 +146,8 @@ def test_both_commands_show_the_faults_of_all_phases(command: str, capsys: pytes
     assert main([command, "inline.yaml", *faults]) == 2
 
     heading, *lines = capsys.readouterr().err.splitlines()
-    assert heading == "4 faults in inline.yaml:"
-    assert [line.split(":")[0].strip() for line in lines] == [
+    assert heading == "4 faults on the command line:"
+    assert [line.split()[0] for line in lines] == [
         "task.digts", "trainer.train_batch_size", "plugins[0].priority.a", "plugins[3].evry"
     ]  # fmt: skip
 

@@ -80,7 +80,7 @@ def test_all_faults_are_reported_together_with_their_full_address() -> None:
     assert "unknown key 'optoinal'; the top level takes" in messages[0]
     assert messages[0].endswith("Did you mean 'optional'?")
     assert messages[1] == "inner.sise: unknown key 'sise'; inner takes size, kind. Did you mean 'size'?"
-    assert messages[2] == "inner.size: 'size' must be >= 1: 0"
+    assert messages[2] == "inner.size: expected a value >= 1, found 0 (int)"
     assert messages[-1] == "high: 4 is below low = 5"
 
 
@@ -154,7 +154,7 @@ class Unlucky:
 
 
 def test_error_caused_by_a_faulty_value_is_not_reported() -> None:
-    assert faults_of({"heads": 0}, Unlucky) == ["heads: 'heads' must be >= 1: 0"]
+    assert faults_of({"heads": 0}, Unlucky) == ["heads: expected a value >= 1, found 0 (int)"]
 
 
 def test_bug_in_a_validator_is_reported_with_file_and_line() -> None:

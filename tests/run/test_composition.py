@@ -58,7 +58,7 @@ def test_sentence_of_plugin_check_is_a_fault_with_the_address_of_the_plugin(tmp_
     sentence = "plugins[0]: rank 64 is above train_batch_size 32"
     assert faults(tmp_path, text) == [sentence]
     assert faults(tmp_path, text, "rollout.n=many") == ["rollout.n: expected int, found 'many' (str)", sentence]
-    assert faults(tmp_path, text, "optim.lr=0") == ["optim.lr: 'lr' must be > 0.0: 0.0"]
+    assert faults(tmp_path, text, "optim.lr=0") == ["optim.lr: expected a value > 0.0, found 0.0 (float)"]
 
 
 def test_named_ports_accept_registered_names(tmp_path: Path) -> None:
