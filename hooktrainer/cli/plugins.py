@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from hooktrainer._util.streams import write_result
-from hooktrainer.errors import ConfigError, did_you_mean
+from hooktrainer.errors import ConfigError, Fault, did_you_mean
 
 _WIDTH: Final = 100
 _SECTIONS: Final = "sections"
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="NAME",
         help="print only this name: a registered one, a section such as `trainer`, or the `module:Class` or "
-        "`file.py:Class` of a plugin",
+        "`file.py:Class` of a plugin, task, model, engine, sink or strategy",
     )
 
 
@@ -54,7 +55,7 @@ def _places_of(requested: str) -> list[tuple[str, str]]:
     places = _all_places()
     chosen = [(group, name) for group, name in places if name == requested]
     if ":" in requested or requested.endswith(".py"):
-        chosen = [("plugins", requested)]
+        chosen = [(_group_of(requested), requested)]
     if not chosen:
         names = sorted({name for _, name in places})
         near = did_you_mean(requested, names)
@@ -62,6 +63,25 @@ def _places_of(requested: str) -> list[tuple[str, str]]:
     for group, name in chosen:
         _summary(group, name)
     return chosen
+
+
+def _group_of(requested: str) -> str:
+    """Return the group of the class in a module or file. Raise `ConfigError` if it fits none."""
+    from hooktrainer.run.registry import KINDS
+
+    refused: dict[str, ConfigError] = {}
+    for group, kind in KINDS.items():
+        try:
+            cls = kind.resolve(requested)
+        except ConfigError as error:
+            refused[group] = error
+            continue
+        if group == "models" and "policy" in inspect.signature(cls.build).parameters:
+            continue  # an engine has a method `build`, too, which makes it from a policy
+        return group
+    if len({str(error) for error in refused.values()}) == 1:
+        raise refused["plugins"]
+    raise ConfigError([Fault("", str(error)) for error in refused.values()])
 
 
 def _where(group: str) -> str:

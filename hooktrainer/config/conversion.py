@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import inspect
 import itertools
 import math
 import re
@@ -25,18 +24,17 @@ import attrs
 from hooktrainer._util.imports import text_of
 from hooktrainer._util.registry import HINT
 from hooktrainer.config.faults import Faults, shown
-from hooktrainer.config.fields import Fields, default_of, field_type, init_fields, option_name, takes_none, type_name
-from hooktrainer.config.scalars import (
-    INVALID,
-    SCALARS,
-    EnvironmentText,
-    Unread,
-    choose,
-    holds,
-    no_value,
-    to_bool,
-    without_variables,
+from hooktrainer.config.fields import (
+    Fields,
+    bare_attributes,
+    default_of,
+    field_type,
+    init_fields,
+    option_name,
+    takes_none,
+    type_name,
 )
+from hooktrainer.config.scalars import INVALID, SCALARS, Unread, choose
 from hooktrainer.errors import ConfigError
 
 T = TypeVar("T")
@@ -85,12 +83,11 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
 
 def _annotation_hint(cls: type, key: object) -> str:
     """Return how to make an option of an attribute without a type, which attrs ignores; empty for other keys."""
-    home = next((base for base in cls.__mro__ if key in vars(base)), None)
-    value = vars(home)[str(key)] if home else None
-    if home is None or key in inspect.get_annotations(home) or type(value) not in (bool, int, float, str, list, dict):
+    bare = bare_attributes(cls)
+    if key not in bare:
         return ""
-    text = f"annotate it: {key}: {type(value).__name__} = {value!r}"
-    return f"{home.__name__} has it as an attribute without a type, which is not an option; {text}"
+    text = f"annotate it: {key}: {type(bare[str(key)]).__name__} = {bare[str(key)]!r}"
+    return f"{cls.__name__} has it as an attribute without a type, which is not an option; {text}"
 
 
 def salvaged(cls: type[T], unread: Unread, **otherwise: object) -> T | None:

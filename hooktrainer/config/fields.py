@@ -12,6 +12,8 @@ import attrs
 
 from hooktrainer.errors import ConfigError
 
+DEFAULT: typing.Final = "hooktrainer.default"
+"""Key of field metadata: how the default of an option that the class requires is described."""
 Fields: typing.TypeAlias = Sequence["attrs.Attribute[Any]"]
 
 
@@ -23,6 +25,16 @@ def init_fields(cls: type) -> Fields:
 def option_name(field: attrs.Attribute[Any]) -> str:
     """Return the key of a field in YAML, which is its name in the constructor."""
     return field.alias or field.name
+
+
+def bare_attributes(cls: type) -> dict[str, object]:
+    """Return the attributes of a class without a type whose value could be that of an option; attrs ignores them."""
+    found: dict[str, object] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        annotated = inspect.get_annotations(base)
+        plain = {key: value for key, value in vars(base).items() if type(value) in (bool, int, float, str, list, dict)}
+        found |= {key: value for key, value in plain.items() if not key.startswith("_") and key not in annotated}
+    return found
 
 
 def default_of(field: attrs.Attribute[Any]) -> Any:

@@ -11,7 +11,7 @@ from attrs.validators import ge, le, lt, optional
 from hooktrainer._util.registry import HINT
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.config.entries import PluginEntry, Use
-from hooktrainer.config.fields import field_type, init_fields
+from hooktrainer.config.fields import DEFAULT, field_type, init_fields
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.replay.options import ReplayOptions
@@ -75,8 +75,8 @@ class TrainerConfig:
 class RunConfig:
     """The directory of the run, and whether it resumes."""
 
-    name: str = attrs.field(validator=_is_folder)
-    """Name of the run's directory; the name of the YAML file if left out."""
+    name: str = attrs.field(validator=_is_folder, metadata={DEFAULT: "the name of the first YAML file"})
+    """Name of the run's directory."""
     dir: Path = attrs.field(factory=lambda: Path("runs").absolute())
     """Directory of all runs, relative to the working directory."""
     resume: Literal["off", "auto"] | Path = attrs.field(

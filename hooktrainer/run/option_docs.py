@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from hooktrainer.config.fields import default_of, field_type, option_name, type_name
+from hooktrainer.config.fields import DEFAULT, default_of, field_type, option_name, type_name
 from hooktrainer.run.registry import settable_fields
 
 
@@ -25,7 +25,7 @@ class Option:
     name: str
     type: str
     default: str
-    """As source code; empty if a value is required."""
+    """As source code or in words; empty if a value is required."""
     doc: str
     """The string literal under the field; empty if there is none."""
 
@@ -91,7 +91,7 @@ def _type(cls: type, field: attrs.Attribute[Any]) -> str:
 
 def _default(field: attrs.Attribute[Any]) -> str:
     if field.default is attrs.NOTHING:
-        return ""
+        return str(field.metadata.get(DEFAULT, ""))
     default = default_of(field)
     if isinstance(default, Path) and default.is_relative_to(Path.cwd()):
         return repr(str(default.relative_to(Path.cwd())))

@@ -15,6 +15,7 @@ from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.config import TrainerConfig
+from hooktrainer.config.fields import bare_attributes
 from hooktrainer.errors import CheckpointError, PlanError
 from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
@@ -44,7 +45,7 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
 
     - The class is built from its defaults; `options` are values for options without one.
     - It attaches to a fake bus.
-    - The class and every option have a docstring.
+    - The class and every option have a docstring; an attribute without a type is no option.
     - Its state is restored from a checkpoint without a change.
     """
     if not isinstance(cls, type):
@@ -54,6 +55,11 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
     assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
     bare = [option.name for option in options_of(cls) if not option.doc]
     assert not bare, f"{cls.__name__}: no docstring under the option {', '.join(bare)}"
+    for key, value in bare_attributes(cls).items():
+        text = (
+            f"{cls.__name__}: '{key}' has no type, so it is not an option; annotate it, {key}: {type(value).__name__}"
+        )
+        assert key.isupper(), f"{text} = {value!r}, or write a constant in capital letters"
     plugin = cls(**options)
     try:
         FakeBus(plugin, provides=_needed(plugin))

@@ -281,3 +281,78 @@ def test_invalid_command_line_exits_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
+
+
+OWN = """
+import attrs
+from hooktrainer.models.options import DecoderOptions
+from hooktrainer.rollout.thread import ThreadOptions
+from hooktrainer.tasks.sort_digits import SortDigits
+
+
+@attrs.frozen(kw_only=True)
+class Task(SortDigits):
+    \"\"\"Sort other digits.\"\"\"
+
+    base: int = 10
+    \"\"\"Number of different digits.\"\"\"
+
+
+@attrs.frozen(kw_only=True)
+class Model(DecoderOptions):
+    \"\"\"A model.\"\"\"
+
+
+@attrs.frozen(kw_only=True)
+class Engine(ThreadOptions):
+    \"\"\"An engine.\"\"\"
+
+
+class Sink:
+    \"\"\"A sink.\"\"\"
+
+    def __init__(self, directory, total_steps): ...
+    def open(self): ...
+    def write(self, step, row): ...
+    def close(self): ...
+
+
+class Nothing:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "text"),
+    [
+        ("Task", "tasks", "base: int = 10\n          Number of different digits."),
+        ("Model", "models", "layers: int = 3"),
+        ("Engine", "engines", "workers: int = 1"),
+        ("Sink", "sinks", "A sink."),
+    ],
+)
+def test_plugins_describes_a_class_of_any_kind_in_a_file(
+    tmp_path: Path, name: str, group: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    assert main(["plugins", f"{tmp_path}/own.py:{name}"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{group} (entry points hooktrainer.{group})")
+    assert text in out
+
+
+def test_plugins_shows_what_each_kind_of_class_requires(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    assert main(["plugins", f"{tmp_path}/own.py:Nothing"]) == 2
+    err = capsys.readouterr().err
+    assert "is not a plugin: it must be a subclass of hooktrainer.Plugin" in err
+    assert "is not a task: it has no train, heldout, score" in err
+    assert main(["plugins", f"{tmp_path}/own.py:Tusk"]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"  {tmp_path}/own.py has no class 'Tusk'. Did you mean 'Task'?"
+    ]
+
+
+def test_the_name_of_a_run_is_shown_as_optional(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "run"]) == 0
+    assert "name: str = the name of the first YAML file\n" in capsys.readouterr().out

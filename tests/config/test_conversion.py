@@ -227,4 +227,4 @@ def test_every_class_and_option_is_documented(cls: type) -> None:
 
 def test_the_default_of_a_path_is_shown_relative_to_the_working_directory() -> None:
     shown = {option.name: option.default for option in options_of(RunConfig)}
-    assert shown == {"name": "", "dir": "'runs'", "resume": "'off'"}
+    assert shown == {"name": "the name of the first YAML file", "dir": "'runs'", "resume": "'off'"}

@@ -226,6 +226,17 @@ class TestCheckPlugin:
         with pytest.raises(AssertionError, match="no docstring under the option limit"):
             check_plugin(Bare)
 
+    def test_an_attribute_without_a_type_fails(self) -> None:
+        @attrs.define
+        class Untyped(Plugin):
+            """Forgets the type of its option, but not of a constant."""
+
+            PREFIX = "my/"
+            limit = 0.2
+
+        with pytest.raises(AssertionError, match=r"'limit' has no type, so .* annotate it, limit: float = 0.2"):
+            check_plugin(Untyped)
+
     def test_a_class_without_documentation_fails(self) -> None:
         @attrs.define
         class Silent(Plugin):
