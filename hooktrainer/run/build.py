@@ -56,6 +56,7 @@ def build_trainer(config: Config | Composition) -> Trainer:
     before = None if place.resume == "off" else previous_config(place.directory, place.resume)
     trainer.at_start(directory.renew)
     trainer.at_start(partial(warn_of_changes, before, files["config.yaml"]))
+    trainer.at_end(lambda: None if trainer.ports.buffer.version else directory.mark_as_empty())
     trainer.at_end(directory.release)
     return trainer
 

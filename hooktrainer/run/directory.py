@@ -1,6 +1,6 @@
 """Create and lock the directory of a run, `runs/<name>/`.
 
-Two runs never share a directory, and a new run never overwrites the files of an earlier one. A run that resumes from
+Two runs never share a directory, and a new run never overwrites the results of an earlier one. A run that resumes from
 its own checkpoints keeps its directory.
 """
 
@@ -21,6 +21,8 @@ from hooktrainer._util.files import replace_all
 from hooktrainer.errors import ConfigError, Fault, RunError
 
 _LOG: Final = logging.getLogger("hooktrainer")
+_NO_STEP: Final = ".no_step"
+"""Name of an empty file in the directory of a run that ended without a complete step."""
 
 
 class RunDirectory:
@@ -50,9 +52,13 @@ class RunDirectory:
             for name, text in files.items():
                 (fresh / name).write_text(text, encoding="utf-8")
             if directory.exists() or directory.is_symlink():
+                empty = _has_no_results(directory, files)
                 renamed = next(path for path in _numbered(directory) if not path.exists() and not path.is_symlink())
                 _replace(directory, renamed, fresh)
-                _LOG.warning("%s is from an earlier run; it was renamed to %s", directory, renamed.name)
+                if empty:
+                    shutil.rmtree(renamed)
+                else:
+                    _LOG.warning("%s is from an earlier run; it was renamed to %s", directory, renamed.name)
             else:
                 fresh.rename(directory)
         except OSError as error:
@@ -73,6 +79,11 @@ class RunDirectory:
             raise RunError(f"{text} it writable, and resume again with run.resume=auto") from None
         self._fresh = {}
 
+    def mark_as_empty(self) -> None:
+        """Record that the run has no complete step, so that the next one replaces its directory."""
+        with suppress(OSError):  # the directory is renamed then, as any other
+            (self._directory / _NO_STEP).touch()
+
     def release(self) -> None:
         """Release the lock, so that another run can use the directory."""
         if self._lock is not None:
@@ -80,6 +91,14 @@ class RunDirectory:
                 Path(self._lock.name).unlink()
             self._lock.close()
             self._lock = None
+
+
+def _has_no_results(directory: Path, files: Mapping[str, str]) -> bool:
+    """Return whether the run in a directory ended without a complete step, and left only its own files there."""
+    if directory.is_symlink() or not (directory / _NO_STEP).is_file():
+        return False
+    others = [path for path in directory.iterdir() if path.name not in (*files, _NO_STEP)]
+    return not any(any(path.iterdir()) if path.is_dir() else path.stat().st_size for path in others)
 
 
 def _resumes_in(directory: Path, resume: Literal["off", "auto"] | Path) -> bool:

@@ -205,3 +205,39 @@ def test_a_run_whose_groups_are_all_dropped_is_no_success(size: int, capsys: pyt
     code, err = fit(capsys, "more.yaml", train=train)
     assert code == 1
     assert "the run failed: no step was made: the data ended before the first mini-batch was complete" in err
+
+
+LOSS = "def loss(logprobs, mask):\n    return logprobs.sum()\n"
+
+
+def test_a_run_without_a_complete_step_is_replaced_and_the_earlier_one_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("losses.py").write_text(LOSS)
+    assert fit(capsys, "trainer.total_steps=1")[0] == 0
+    before = Path("runs/run/metrics.jsonl").read_text()
+    checkpoint = "plugins=[metric_aggregation, weight_sync, checkpoint, {use: log_after_collect, sinks: [jsonl]}]"
+    for _ in range(3):
+        code, err = fit(capsys, "algorithm.policy_loss=losses.py:loss", checkpoint)
+        assert code == 2
+        assert "losses.py:loss' returned a tensor of shape ()" in err
+    assert fit(capsys, "trainer.total_steps=1")[0] == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["run", "run.1"]
+    assert Path("runs/run.1/metrics.jsonl").read_text() == before
+
+
+def test_a_run_without_a_complete_step_keeps_files_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("losses.py").write_text(LOSS)
+    assert fit(capsys, "algorithm.policy_loss=losses.py:loss")[0] == 2
+    Path("runs/run/notes.txt").write_text("why it failed")
+    assert fit(capsys, "trainer.total_steps=1")[0] == 0
+    assert Path("runs/run.1/notes.txt").read_text() == "why it failed"
+
+
+def test_a_directory_of_the_user_without_a_complete_step_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("losses.py").write_text(LOSS)
+    assert fit(capsys, "algorithm.policy_loss=losses.py:loss")[0] == 2
+    Path("runs/run/figures").mkdir()
+    Path("runs/run/figures/loss.png").write_text("x")
+    assert fit(capsys, "trainer.total_steps=1")[0] == 0
+    assert Path("runs/run.1/figures/loss.png").exists()
