@@ -23,25 +23,38 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Final, TypeVar
 
 import attrs
 
+MAX_MESSAGE: Final = 4_000
+"""Characters of a message; the middle of a longer one is left out."""
+MAX_FAULTS: Final = 50
+"""Faults that a message lists."""
+
+
+def shortened(text: str) -> str:
+    """Return a text without its middle if it is longer than `MAX_MESSAGE`."""
+    if len(text) <= MAX_MESSAGE:
+        return text
+    kept = MAX_MESSAGE // 2
+    return f"{text[:kept]} ... {len(text) - 2 * kept} characters ... {text[-kept:]}"
+
 
 class HookTrainerError(Exception):
     """Base class of the exceptions that hooktrainer raises."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 @attrs.frozen
 class Fault:
     """One error in a configuration: its place, the value found, and how to correct it."""
 
-    address: str
+    address: str = attrs.field(converter=shortened)
     """YAML address (`plugins[2].every`) or file; empty if the fault has no single place."""
-    message: str
-    source: str = attrs.field(default="", eq=False)
-    """The name of the plugin, and the override that set the value; empty for other values."""
+    message: str = attrs.field(converter=shortened)
 
     def __str__(self) -> str:
         return f"{self.address}: {self.message}" if self.address else self.message
@@ -52,12 +65,15 @@ class ConfigError(HookTrainerError):
 
     def __init__(self, faults: Sequence[Fault] | str) -> None:
         self.faults: tuple[Fault, ...] = (Fault("", faults),) if isinstance(faults, str) else tuple(faults)
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+        super().__init__("\n".join(listed(self.faults)))
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
     def place(self, address: str) -> None:
         """Set the address of the faults that have none."""
         self.faults = tuple(fault if fault.address else Fault(address, fault.message) for fault in self.faults)
-        self.args = ("\n".join(str(fault) for fault in self.faults),)
+        self.args = ("\n".join(listed(self.faults)),)
 
 
 class PlanError(ConfigError):
@@ -75,7 +91,8 @@ class RecordError(HookTrainerError):
 class MissingMetricError(RecordError, KeyError):
     """The row does not contain the metric."""
 
-    __str__ = Exception.__str__  # KeyError would show the repr of the message
+    def __str__(self) -> str:
+        return shortened(Exception.__str__(self))  # KeyError would show the repr of the message
 
 
 class BusError(HookTrainerError):
@@ -114,68 +131,10 @@ class CheckpointError(RunError):
     """A checkpoint cannot be written, found, read or restored."""
 
 
-class HungError(RunError):
-    """A component did not return within its limit after a signal."""
-
-
-_LONGEST_TEXT: Final = 20_000
-"""Characters of an error that are shown; more are left out in the middle."""
-
-
-def message_of(error: object) -> str:
-    """Return the text of any error, or of any other object, also if its `__str__` raises."""
-    try:
-        text = str(error)
-    except Exception as another:  # noqa: BLE001 (code of a user)
-        return f"(the __str__ of {type(error).__name__} raised {type(another).__name__})"
-    return shortened(text)
-
-
-def line_of(error: BaseException) -> str:
-    """Return the type and the text of any error."""
-    return f"{type(error).__name__}: {message_of(error)}"
-
-
-def repr_of(error: BaseException) -> str:
-    """Return the `repr` of any error; its type and text if its `__repr__` raises."""
-    try:
-        return shortened(repr(error))
-    except Exception:  # noqa: BLE001 (code of a user)
-        return line_of(error)
-
-
-def shortened(text: str) -> str:
-    """Return a text without the middle part, if it is longer than a person would read."""
-    if (left_out := len(text) - _LONGEST_TEXT) <= 0:
-        return text
-    half = _LONGEST_TEXT // 2
-    return f"{text[:half]} [{left_out:,} characters are left out] {text[-half:]}"
-
-
-def traceback_of(error: BaseException) -> str:
-    """Return the traceback of any error as text."""
-    try:
-        return shortened("".join(traceback.format_exception(error)))
-    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
-        return f"{''.join(traceback.format_tb(error.__traceback__))}{line_of(error)}\n"
-
-
-def notes_of(error: BaseException) -> list[str]:
-    """Return the notes of any error, also if its `__notes__` is not a list."""
-    try:
-        notes: object = error.__notes__
-    except Exception:  # noqa: BLE001 (it has none, or the attribute raises)
-        return []
-    return [message_of(note) for note in notes] if isinstance(notes, (list, tuple)) else [message_of(notes)]
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """Add a note to any error, also if its class overrides `add_note` or its `__notes__` is not a list."""
-    try:
-        BaseException.add_note(error, note)
-    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
-        with suppress(Exception):
-            error.__notes__ = [*notes_of(error), note]
+def listed(faults: Sequence[Fault]) -> list[str]:
+    """Return the texts of the first faults, and the number of further ones."""
+    more = len(faults) - MAX_FAULTS
+    return [*map(str, faults[:MAX_FAULTS]), *([f"and {more} more"] if more > 0 else [])]
 
 
 E = TypeVar("E", bound=BaseException)

@@ -20,7 +20,7 @@ from hooktrainer._util.signals import Aborted
 from hooktrainer._util.streams import make_lenient, write_stderr
 from hooktrainer.cli._config import split
 from hooktrainer.cli._exit import exit_now, leave_with
-from hooktrainer.errors import ConfigError, Fault, HookTrainerError
+from hooktrainer.errors import ConfigError, HookTrainerError, listed
 
 __all__ = ["main"]
 
@@ -99,16 +99,9 @@ def _parser() -> argparse.ArgumentParser:
 def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
     files, _ = split(arguments)
     count = f"{len(error.faults)} fault{'s' if len(error.faults) != 1 else ''}"
-    overridden = ["override " in fault.source for fault in error.faults]
-    places = [f"in {', '.join(files)}"] if files and not all(overridden) else []
-    places += ["on the command line"] if any(overridden) else []
-    heading = f"{count} {' and '.join(places)}".strip()
-    return "\n".join([f"{heading}:", *map(_fault_text, error.faults), ""])
-
-
-def _fault_text(fault: Fault) -> str:
-    source = f" ({fault.source})" if fault.source else ""
-    return f"  {fault.address}{source}: {fault.message}" if fault.address else f"  {fault.message}"
+    return "\n".join(
+        [f"{count} in {files}:" if files else f"{count}:", *(f"  {text}" for text in listed(error.faults)), ""]
+    )
 
 
 def _exit_text(error: SystemExit) -> str:

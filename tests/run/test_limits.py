@@ -132,3 +132,26 @@ def test_limits_are_the_lowest_of_the_groups_that_contain_the_process(tmp_path: 
     assert memory_limit(tmp_path) == 8000
     assert thread_limit(tmp_path) == 60
     assert memory_limit(tmp_path / "nothing") > 2**20
+
+
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"plugins.log_after_collect.sinks=[{LONG}]",
+        f"plugins.log_after_collect.sinks=[{', '.join(['jsonl'] * 20_000)}]",
+        f"task.{LONG}=1",
+        f"task.digits={LONG}",
+        f"model.use={LONG}",
+        f"algorithm.adv_estimator={LONG}",
+        f"algorithm.adv_args={{{LONG}: 1}}",
+        f"plugins.validation.every={LONG}",
+        f"run.name={LONG}/x",
+    ],
+    ids=lambda override: override[:30],
+)
+def test_a_message_about_a_long_value_stays_short(override: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", QUICKSTART, override]) == 2
+    assert len(capsys.readouterr().err) < 20_000
