@@ -33,7 +33,7 @@ class Weights(DoubleBuffer):
         sets = [full_state(module) for module in modules.modules]
         if share:
             layout = FlatLayout.of(sets[0])
-            sets = [layout.views(layout.allocate()) for _ in sets]
+            sets = [layout.views(flat) for flat in layout.allocate(len(sets))]
             for module, tensors in zip(modules.modules, sets, strict=True):
                 use_tensors(module, tensors)
         super().__init__(sets, modules)

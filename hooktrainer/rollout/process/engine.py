@@ -129,7 +129,7 @@ class ProcessOptions(SamplingOptions):
             intra_op_threads=self.intra_op_threads,
         )
         packed = _packed(config)
-        flats = [layout.allocate() for _ in modules.modules]
+        flats = layout.allocate(len(modules.modules))
         sets = [layout.views(flat) for flat in flats]
         for module, tensors in zip(modules.modules, sets, strict=True):
             use_tensors(module, tensors)

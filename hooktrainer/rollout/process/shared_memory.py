@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,9 +10,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from hooktrainer.errors import RolloutError
 from hooktrainer.weight_sync.compatibility import tie_key
 
 _ALIGNMENT: Final = 64
+_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - the file system of the system's shared memory
 
 
 @attrs.frozen
@@ -35,11 +38,24 @@ class FlatLayout:
             entries[name] = (offset, tensor.shape, tensor.dtype)
         return cls(entries, end)
 
-    def allocate(self) -> Tensor:
-        """Allocate a flat buffer in shared memory; the system frees it when the last process that maps it ends."""
-        flat = torch.zeros(max(self.nbytes, 1), dtype=torch.uint8)
-        flat.share_memory_()  # type: ignore[no-untyped-call]
-        return flat
+    def allocate(self, count: int) -> list[Tensor]:
+        """Allocate flat buffers in shared memory. Raise `RolloutError` if there is not enough.
+
+        The system reserves the memory at once, and frees it when the last process that maps it ends.
+        """
+        free = _free_shared_memory()
+        flats = [torch.zeros(max(self.nbytes, 1), dtype=torch.uint8) for _ in range(count)]
+        try:
+            for flat in flats:
+                flat.share_memory_()  # type: ignore[no-untyped-call]
+        except (RuntimeError, OSError) as error:
+            reason = str(error).rpartition(": ")[2]
+            raise RolloutError(
+                f"{count} copies of the weights need {_size(count * self.nbytes)} of shared memory, but {_DIRECTORY} "
+                f"{free} ({reason}). Make it larger (`mount -o remount,size=...`, in a container "
+                "`docker run --shm-size=...`), or use `rollout: {use: thread}`, which needs none"
+            ) from None
+        return flats
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return views of the tensors in a flat buffer."""
@@ -47,6 +63,19 @@ class FlatLayout:
             name: flat[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for name, (offset, shape, dtype) in self.entries.items()
         }
+
+
+def _free_shared_memory() -> str:
+    try:
+        return f"has {_size(shutil.disk_usage(_DIRECTORY).free)} free"
+    except OSError:
+        return "cannot be read"
+
+
+def _size(count: int) -> str:
+    units = ("bytes", "kB", "MB", "GB")
+    power = min(max(0, (len(str(count)) - 1) // 3), 3)
+    return f"{count / 1000**power:.4g} {units[power]}"
 
 
 def use_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
