@@ -22,10 +22,8 @@ import attrs
 TICK_S: Final = 0.05
 _LONGEST_TICK_S: Final = 0.5
 """Limit of the time that is counted at once: a process that was stopped has not used its time."""
-MAX_INTERRUPTS: Final = 10
+MAX_INTERRUPTS: Final = 2
 """Number of times that a part is interrupted, before the process exits without it."""
-INTERVAL_S: Final = 0.5
-"""Seconds between two interrupts of a part."""
 _STOP: Final = b"\0"
 _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)  # noqa: PTH120 (compared with strings)
 
@@ -38,6 +36,8 @@ class Part:
     """Identity of the part; parts with the same key share their limits."""
     name: str
     interrupt_after_s: float
+    again_after_s: float
+    """Time between two interrupts of the part, in which it cleans up."""
     exit_after_s: float
     """Limit for a part that cannot be interrupted."""
 
@@ -62,9 +62,16 @@ class HangWatch:
         self._signals = frozenset(signals)
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
+        self._process = os.getpid()
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._run, name="hang-watch", daemon=True)
         self._thread.start()
+
+    def notice(self, number: int) -> None:
+        """Report a signal, in case user code replaced the wakeup file descriptor, as `asyncio` does."""
+        if os.getpid() == self._process:
+            with suppress(OSError):
+                os.write(self._write, bytes([number]))
 
     def stop(self) -> None:
         """End the thread. No part is interrupted after this."""
@@ -89,10 +96,11 @@ class HangWatch:
             passed, since = monotonic() - since, monotonic()
             spent[part.key] = seconds = spent.get(part.key, 0.0) + min(passed, _LONGEST_TICK_S)
             count = interrupts.get(part.key, 0)
-            if seconds > part.exit_after_s or count > MAX_INTERRUPTS:
+            due = seconds > part.interrupt_after_s + count * part.again_after_s
+            if seconds > part.exit_after_s or (due and count == MAX_INTERRUPTS):
                 _exit_without(part, seconds, signal.Signals(number))
-            if seconds > part.interrupt_after_s + count * INTERVAL_S:
-                interrupts[part.key] = count + 1
+            if due:
+                interrupts[part.key] = min(count + 1, MAX_INTERRUPTS)
                 self._watched.interrupt(part)
 
     def _wait_for_signal(self) -> int:

@@ -36,7 +36,7 @@ class Aborted(KeyboardInterrupt):
 
 def closing_part(key: object, name: str, limit_s: float = CLOSING_S) -> Part:
     """Return a part of the shutdown."""
-    return Part(key, name, limit_s + _GRACE_S, limit_s + _EXIT_S)
+    return Part(key, name, limit_s + _GRACE_S, _GRACE_S, limit_s + _EXIT_S)
 
 
 class Mode(Enum):
@@ -114,6 +114,8 @@ class Interrupts:
             if self._ctrl_c > 1:
                 raise Aborted
         self.number = self.number or signal.Signals(number)
+        if _watch is not None:
+            _watch.notice(number)
         if self.mode is Mode.AT_ONCE:
             self.raise_it()
 
@@ -122,7 +124,7 @@ class Interrupts:
         if self.mode is Mode.HELD:
             return self.closing_part()
         limit = PATIENCE_S if self.mode is Mode.SOON else CLOSING_S
-        return Part(self.mode, "the run", limit, self.exit_after_s)
+        return Part(self.mode, "the run", limit, CLOSING_S, max(self.exit_after_s, 2 * CLOSING_S))
 
     def interrupt(self, part: Part) -> None:
         """Send the signal again from another thread, because only a signal interrupts a wait of the main thread."""
@@ -135,7 +137,7 @@ class Interrupts:
             self.interrupted = place(frame)
             self.raise_it()
         self._hung.append(part.key)
-        if self._hung.count(part.key) > 2:  # code that catches every `Exception` may try again for ever
+        if self._hung.count(part.key) > 1:  # code that catches every `Exception` may try again for ever
             self.raise_it()
         limit = f"{part.interrupt_after_s:g} s after {number.name}"
         raise HungError(f"{part.name}: {place(frame)} did not return within {limit} and was interrupted")
@@ -147,7 +149,7 @@ _watch: HangWatch | None = None
 
 def _in_child() -> None:
     """Disconnect a forked child, whose signals the parent must not see."""
-    if _installed is not None and _watch is not None:
+    if _watch is not None:
         _watch.forget()
 
 
@@ -187,7 +189,8 @@ def _install() -> Iterator[Interrupts]:
         yield interrupts
     finally:
         interrupts.mode = Mode.HELD  # later signals are raised below
-        _watch.stop()
+        watch, _watch = _watch, None
+        watch.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
         _installed = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -86,3 +88,28 @@ class HangsInNativeCode(Hangs):
         mutex = ctypes.create_string_buffer(64)
         library.pthread_mutex_lock(mutex)
         library.pthread_mutex_lock(mutex)
+
+
+class HangsAfterAsyncio(Hangs):
+    """Replaces the file descriptor that a signal wakes, as an event loop does."""
+
+    def hang(self) -> None:
+        signal.set_wakeup_fd(-1)
+        super().hang()
+
+
+class CountsInChild(Hangs):
+    """Forks a child that receives a signal of its own, which does not concern the run."""
+
+    def hang(self) -> None:
+        ready, begun = os.pipe()
+        if not (child := os.fork()):
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            os.write(begun, b"x")
+            while True:
+                signal.pause()
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(begun)

@@ -61,6 +61,7 @@ def test_the_last_step_is_saved_although_a_sink_never_returns(tmp_path: Path) ->
         ("TriesForEver", "write"),
         ("CatchesAll", "write"),
         ("HangsInNativeCode", "write"),
+        ("HangsAfterAsyncio", "write"),
     ],
 )
 def test_a_sink_that_hangs_anywhere_ends_the_run_after_one_signal(
@@ -75,6 +76,14 @@ def test_a_sink_that_hangs_anywhere_ends_the_run_after_one_signal(
     assert f"{sink}.hang" in run.err
     assert "did not return" in run.err or "was interrupted" in run.err
     assert run.left() == [] or sink in ("CatchesAll", "HangsInNativeCode")
+
+
+@pytest.mark.slow
+def test_a_signal_to_a_forked_child_does_not_concern_the_run(tmp_path: Path) -> None:
+    run = fit(tmp_path, with_sink("CountsInChild"), "trainer.total_steps=8")
+
+    assert run.ended() == 0, run.err
+    assert run.rows() == list(range(1, 9))
 
 
 @pytest.mark.slow

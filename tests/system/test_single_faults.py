@@ -84,6 +84,31 @@ class Kills(Plugin):
             sys.stdout.write("AT fault\\n")
             sys.stdout.flush()
 """
+DISK = """
+import os, sys, threading
+import attrs
+from hooktrainer import Plugin, on
+from hooktrainer.events import FitStart
+
+@attrs.define(kw_only=True)
+class Disk(Plugin):
+    hangs: bool
+
+    @on(FitStart)
+    def break_it(self, event: FitStart) -> None:
+        real = os.fsync
+
+        def fsync(file):
+            if threading.current_thread().name != "checkpoint-writer":
+                return real(file)
+            sys.stdout.write("AT fault\\n")
+            sys.stdout.flush()
+            if self.hangs:
+                threading.Event().wait()
+            raise OSError(28, "No space left on device")
+
+        os.fsync = fsync
+"""
 RAISING_SINK = """
 import sys
 class Sink:
@@ -147,7 +172,7 @@ CASES = {
     "`score` never returns in a thread": task("score", "hang"),
     "`score` never returns in a worker process": task("score", "hang", "process", named=""),
     "`score` never returns, with `replay.sample_timeout_s`": task(
-        "score", "hang", "thread", "replay.sample_timeout_s=2", named="sample_timeout_s"
+        "score", "hang", "thread", "replay.sample_timeout_s=2", named="Task.score"
     ),
     "the prompt source raises": task("train", "raise", named="ValueError: boom"),
     "the prompt source never returns": task("train", "hang"),
@@ -169,6 +194,13 @@ CASES = {
     "a worker process is stopped during a sync": Case(
         text=config(text=PROCESSES, plugins=[SAVING, "{use: 'faulty_plugins:StopsWorkers', before: flip}"]),
         named="SIGKILL",
+    ),
+    "a checkpoint cannot be written": Case(
+        text=config(plugins=[SAVING, "{use: 'disk.py:Disk', hangs: false}"]), named="the checkpoint of step 1"
+    ),
+    "the disk hangs while a checkpoint is written": Case(
+        text=config(plugins=[SAVING, "{use: 'disk.py:Disk', hangs: true}"]),
+        named="the checkpoint of step 1 was abandoned",
     ),
     "the run directory is removed": running(before=remove, named="runs/run"),
     "the run directory is read-only or full": running(before=fill, named="No space left on device"),
@@ -197,11 +229,17 @@ def test_every_fault_of_the_table_is_caused() -> None:
 @pytest.mark.parametrize(("fault", "outcome", "within"), rows_of_the_table(), ids=lambda text: text)
 def test_a_single_fault_has_the_outcome_of_the_table(fault: str, outcome: str, within: str, tmp_path: Path) -> None:
     case = CASES[fault]
-    for name, text in {"task": TASK, "native": NATIVE, "kills": KILLS, "raising_sink": RAISING_SINK}.items():
+    for name, text in {
+        "task": TASK,
+        "native": NATIVE,
+        "kills": KILLS,
+        "disk": DISK,
+        "raising_sink": RAISING_SINK,
+    }.items():
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "run.yaml").write_text(case.text)
     run = SubprocessRun(tmp_path, *FIT, "run.yaml", *case.overrides)
-    run.until(case.marker)
+    run.until(case.marker, times=5 if case.marker == "step " else 1)  # the first steps are saved then
     since = time.monotonic()
     if case.before is not None:
         case.before(run)
