@@ -22,22 +22,25 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import attrs
 
 MAX_MESSAGE: Final = 4_000
 """Characters of a message; the middle of a longer one is left out."""
+MAX_TRACEBACK: Final = 20_000
+"""Characters of a traceback, which is shown in the same way."""
 MAX_FAULTS: Final = 50
 """Faults that a message lists."""
 
 
-def shortened(text: str) -> str:
-    """Return a text without its middle if it is longer than `MAX_MESSAGE`."""
-    if len(text) <= MAX_MESSAGE:
+def shortened(text: str, length: int = MAX_MESSAGE) -> str:
+    """Return a text without its middle if it is longer than `length` characters."""
+    if len(text) <= length:
         return text
-    kept = MAX_MESSAGE // 2
+    kept = length // 2
     return f"{text[:kept]} ... {len(text) - 2 * kept} characters ... {text[-kept:]}"
 
 
@@ -55,6 +58,8 @@ class Fault:
     address: str = attrs.field(converter=shortened)
     """YAML address (`plugins[2].every`) or file; empty if the fault has no single place."""
     message: str = attrs.field(converter=shortened)
+    source: str = attrs.field(default="", eq=False)
+    """The name of the plugin, and the override that set the value; empty for other values."""
 
     def __str__(self) -> str:
         return f"{self.address}: {self.message}" if self.address else self.message
@@ -131,10 +136,62 @@ class CheckpointError(RunError):
     """A checkpoint cannot be written, found, read or restored."""
 
 
-def listed(faults: Sequence[Fault]) -> list[str]:
+class HungError(RunError):
+    """A component did not return within its limit after a signal."""
+
+
+def message_of(error: object) -> str:
+    """Return the text of any error, or of any other object, also if its `__str__` raises."""
+    try:
+        text = str(error)
+    except Exception as another:  # noqa: BLE001 (code of a user)
+        return f"(the __str__ of {type(error).__name__} raised {type(another).__name__})"
+    return shortened(text)
+
+
+def line_of(error: BaseException) -> str:
+    """Return the type and the text of any error."""
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def repr_of(error: BaseException) -> str:
+    """Return the `repr` of any error; its type and text if its `__repr__` raises."""
+    try:
+        return shortened(repr(error))
+    except Exception:  # noqa: BLE001 (code of a user)
+        return line_of(error)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of any error as text."""
+    try:
+        return shortened("".join(traceback.format_exception(error)), MAX_TRACEBACK)
+    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
+        return f"{''.join(traceback.format_tb(error.__traceback__))}{line_of(error)}\n"
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of any error, also if its `__notes__` is not a list."""
+    try:
+        notes: object = error.__notes__
+    except Exception:  # noqa: BLE001 (it has none, or the attribute raises)
+        return []
+    return [message_of(note) for note in notes] if isinstance(notes, (list, tuple)) else [message_of(notes)]
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to any error, also if its class overrides `add_note` or its `__notes__` is not a list."""
+    try:
+        BaseException.add_note(error, note)
+    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
+        with suppress(Exception):
+            error.__notes__ = [*notes_of(error), note]
+
+
+def listed(faults: Sequence[Fault], text_of: Callable[[Fault], str] = str) -> list[str]:
     """Return the texts of the first faults, and the number of further ones."""
     more = len(faults) - MAX_FAULTS
-    return [*map(str, faults[:MAX_FAULTS]), *([f"and {more} more"] if more > 0 else [])]
+    return [*map(text_of, faults[:MAX_FAULTS]), *([f"and {more} more"] if more > 0 else [])]
 
 
 E = TypeVar("E", bound=BaseException)

@@ -30,15 +30,7 @@ def described(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         places.append((error.filename or "", error.lineno))
     place = " ({}, line {})".format(*places[-1]) if places else ""
-    return f"{type(error).__name__}: {text_of(error)}{place}"
-
-
-def text_of(error: BaseException) -> str:
-    """Return the text of an error; an error of a user's code may have none."""
-    try:
-        return str(error)
-    except Exception as another:  # noqa: BLE001 (any error of a user's code)
-        return f"its text cannot be shown, since that raised {type(another).__name__}"
+    return f"{line_of(error)}{place}"
 
 
 def require_file(path: Path) -> None:

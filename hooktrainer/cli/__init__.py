@@ -17,10 +17,10 @@ from contextlib import suppress
 from importlib.metadata import version
 
 from hooktrainer._util.signals import Aborted
-from hooktrainer._util.streams import make_lenient, write_stderr
+from hooktrainer._util.streams import OutputLostError, prepare, write_result, write_stderr
 from hooktrainer.cli._config import split
 from hooktrainer.cli._exit import exit_now, leave_with
-from hooktrainer.errors import ConfigError, HookTrainerError, listed
+from hooktrainer.errors import ConfigError, Fault, HookTrainerError, listed, message_of, notes_of, traceback_of
 
 __all__ = ["main"]
 
@@ -99,9 +99,16 @@ def _parser() -> argparse.ArgumentParser:
 def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
     files, _ = split(arguments)
     count = f"{len(error.faults)} fault{'s' if len(error.faults) != 1 else ''}"
-    return "\n".join(
-        [f"{count} in {files}:" if files else f"{count}:", *(f"  {text}" for text in listed(error.faults)), ""]
-    )
+    overridden = ["override " in fault.source for fault in error.faults]
+    places = [f"in {', '.join(files)}"] if files and not all(overridden) else []
+    places += ["on the command line"] if any(overridden) else []
+    heading = f"{count} {' and '.join(places)}".strip()
+    return "\n".join([f"{heading}:", *(f"  {text}" for text in listed(error.faults, _fault_text)), ""])
+
+
+def _fault_text(fault: Fault) -> str:
+    source = f" ({fault.source})" if fault.source else ""
+    return f"{fault.address}{source}: {fault.message}" if fault.address else fault.message
 
 
 def _exit_text(error: SystemExit) -> str:

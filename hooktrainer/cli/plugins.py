@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from hooktrainer._util.streams import write_result
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 
 _WIDTH: Final = 100

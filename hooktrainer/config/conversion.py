@@ -21,7 +21,6 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
-from hooktrainer._util.imports import text_of
 from hooktrainer._util.registry import HINT
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import (
@@ -34,8 +33,18 @@ from hooktrainer.config.fields import (
     takes_none,
     type_name,
 )
-from hooktrainer.config.scalars import INVALID, SCALARS, Unread, choose
-from hooktrainer.errors import ConfigError
+from hooktrainer.config.scalars import (
+    INVALID,
+    SCALARS,
+    EnvironmentText,
+    Unread,
+    choose,
+    holds,
+    no_value,
+    to_bool,
+    without_variables,
+)
+from hooktrainer.errors import ConfigError, message_of
 
 T = TypeVar("T")
 _MANY: Final = 10
@@ -154,7 +163,9 @@ def _validate(instance: object, field: attrs.Attribute[Any], faults: Faults) -> 
     try:
         field.validator(instance, field, value)
     except ValueError as error:
-        bound = re.match(r"'\w+' must be ([<>]=? \S+): ", text_of(error))  # the message of ge, gt, le and lt of attrs
+        bound = re.match(
+            r"'\w+' must be ([<>]=? \S+): ", message_of(error)
+        )  # the message of ge, gt, le and lt of attrs
         faults.add(f"expected a value {bound[1]}, found {shown(value)}") if bound else faults.absorb(error)
     except AttributeError as error:
         if not isinstance(instance, Unread):  # otherwise it used an option with a fault

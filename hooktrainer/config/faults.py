@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from hooktrainer._util.imports import described, text_of
+from hooktrainer._util.imports import described
 from hooktrainer.config.scalars import EnvironmentText
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean, message_of
 
@@ -65,7 +65,7 @@ class Faults:
             self.found.extend(Fault(_below(self.address, fault.address), fault.message) for fault in error.faults)
         elif isinstance(error, (ValueError, TypeError)):
             first = error.args[0] if error.args else ""
-            self.add((first if isinstance(first, str) else text_of(error)) or type(error).__name__)
+            self.add((first if isinstance(first, str) else message_of(error)) or type(error).__name__)
         else:
             self.add(described(error))
 
@@ -112,7 +112,7 @@ def short(value: object) -> str:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error; libraries add their internal state below it."""
-    return text_of(error).partition("\n")[0]
+    return message_of(error).partition("\n")[0]
 
 
 def _below(address: str, key: str) -> str:

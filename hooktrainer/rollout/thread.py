@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from hooktrainer.errors import RolloutError
+from hooktrainer._util.hangs import place_of_thread
+from hooktrainer.errors import RolloutError, repr_of
 from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Task, Trajectory
 from hooktrainer.rollout.engine import Engine, make_parts
 from hooktrainer.rollout.options import COUNT, SamplingOptions

@@ -35,8 +35,8 @@ class LossSpikeGuard(Plugin):
     """A metric that the learner reports for each update. `actor/grad_norm` often shows a problem first."""
 
     threshold: float = attrs.field(default=10.0, validator=gt(0))
-    """Distance from the median, in robust standard deviations, in either direction, beyond which an update is a spike.
-    A value that is not finite is a spike too, unless the update was skipped."""
+    """Distance from the median, in either direction, above which an update is a spike, in robust standard deviations:
+    1.48 median absolute deviations. A value that is not finite is a spike too, unless the update was skipped."""
 
     window: int = attrs.field(default=50, validator=ge(4))
     """Number of last updates to compare with. No update is a spike until there are this many."""
@@ -75,7 +75,8 @@ class LossSpikeGuard(Plugin):
         if math.isfinite(value):
             side = "above" if deviations > 0 else "below"
             found += (
-                f", {abs(deviations):.1f} deviations {side} the median {middle:g} of the last {self.window} updates"
+                f", {abs(deviations):.1f} robust standard deviations {side} the median {middle:g} of the last "
+                f"{self.window} updates"
             )
         _LOG.warning("%s; loss_spike_guard allows %g", found, self.threshold)
         if self.action == "stop":
