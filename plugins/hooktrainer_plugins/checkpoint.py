@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Final, Literal
 
 import attrs
-from attrs.validators import ge, gt, in_
+from attrs.validators import and_, ge, gt, in_, le
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import CheckpointError, did_you_mean
@@ -55,7 +55,7 @@ class Checkpoint(Plugin):
     """Keep a copy of the last complete step in memory, and save it if the run ends in the middle of the next step.
     Disable it for models that do not fit into memory twice; such a run then loses the steps after the last save."""
 
-    patience_s: float = attrs.field(default=60.0, validator=gt(0))
+    patience_s: float = attrs.field(default=60.0, validator=and_(gt(0), le(10**6)))
     """Seconds that an interrupted run waits for the disk before it abandons the save."""
 
     allow_fresh: bool = False

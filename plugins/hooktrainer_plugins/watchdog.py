@@ -9,7 +9,7 @@ from contextlib import suppress
 from time import monotonic
 
 import attrs
-from attrs.validators import ge, gt
+from attrs.validators import and_, ge, gt, le
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.events import FitEnd, FitStart, StepStart
@@ -23,7 +23,7 @@ class Watchdog(Plugin):
     once it releases it.
     """
 
-    timeout_s: float = attrs.field(default=600.0, validator=gt(0))
+    timeout_s: float = attrs.field(default=600.0, validator=and_(gt(0), le(10**6)))
     """Seconds after which a step counts as hanging; the stacks are printed again every `timeout_s` seconds."""
 
     max_reports: int = attrs.field(default=3, validator=ge(1))
