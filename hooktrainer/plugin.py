@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -122,8 +123,10 @@ def state(default: Any = attrs.NOTHING, *, factory: Callable[[], Any] | None = N
     For other values, override `state_dict` and `load_state_dict`.
 
     After a field is added, renamed or removed, a resume from older checkpoints raises an error that names the field,
-    unless the plugin overrides `load_state_dict` to supply it.
+    unless the plugin overrides `load_state_dict` to supply it. Each plugin gets its own copy of the default.
     """
+    if default is not attrs.NOTHING and not isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+        return state(factory=partial(deepcopy, default))
     return attrs.field(default=default, factory=factory, init=False, metadata={_STATE: True}, repr=False)
 
 
