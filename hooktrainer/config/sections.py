@@ -86,8 +86,8 @@ class RunConfig:
     the directory, and starts a new run if there is none. A path resumes from that checkpoint or run."""
 
 
-class Once:
-    """Holds an object until it is taken; a copy is empty."""
+class Handoff:
+    """Holds an object until one thread takes it; a copy is empty."""
 
     def __init__(self) -> None:
         self._held: list[object] = []
@@ -98,10 +98,13 @@ class Once:
 
     def take(self) -> object | None:
         """Return the object and forget it; None if there is none."""
-        return self._held.pop() if self._held else None
+        try:
+            return self._held.pop()
+        except IndexError:
+            return None
 
-    def __reduce__(self) -> tuple[type[Once], tuple[()]]:
-        return Once, ()
+    def __reduce__(self) -> tuple[type[Handoff], tuple[()]]:
+        return Handoff, ()
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +133,7 @@ class Config:
     """The directory of the run, and whether it resumes."""
     plugins: tuple[PluginEntry, ...] = ()
     """Everything else that the run does; the order breaks ties of priority."""
-    composed: Once = attrs.field(factory=Once, init=False, eq=False, repr=False)
+    composed: Handoff = attrs.field(factory=Handoff, init=False, eq=False, repr=False)
     """The composition that was built to check this configuration, for the first trainer."""
 
 

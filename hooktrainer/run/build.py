@@ -39,9 +39,9 @@ def build_trainer(config: Config | Composition) -> Trainer:
     The run directory is created last, so that a configuration with faults leaves no directory.
     """
     composition = config if isinstance(config, Composition) else composition_of(config)
-    if composition.used.take() is not None:
+    if composition.used:
         raise RuntimeError("a composition is for one run, since plugins have state; compose the configuration again")
-    composition.used.put(True)
+    composition.used = True
     config, plan = composition.config, composition.plan
     require_runnable(composition)
     place = RunPlace(directory=directory_of(config), resume=config.run.resume)

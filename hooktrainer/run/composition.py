@@ -23,9 +23,9 @@ from hooktrainer.bus.plan import RESTORED, Plan
 from hooktrainer.config import Config, PluginEntry, Use
 from hooktrainer.config.conversion import convert, read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
-from hooktrainer.config.fields import Fields, init_fields, key_paths, option_name
-from hooktrainer.config.scalars import INVALID, EnvironmentText, Unread, holds
-from hooktrainer.config.sections import COMPONENTS, SECTIONS, Once
+from hooktrainer.config.fields import init_fields, key_paths, option_name
+from hooktrainer.config.scalars import INVALID, Unread
+from hooktrainer.config.sections import COMPONENTS, SECTIONS
 from hooktrainer.errors import ConfigError, PlanError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import Plugin, option_fields, port_fields
@@ -34,7 +34,7 @@ from hooktrainer.run.metric_names import metric_faults
 from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths, port_kind
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class Composition:
     """A checked configuration with the objects that it names; plugins have state, so it is for one run."""
 
@@ -46,8 +46,8 @@ class Composition:
     """Options of the rollout engine, which `build` makes."""
     plan: Plan
     """The handlers of all plugins in running order."""
-    used: Once = attrs.field(factory=Once, init=False, repr=False)
-    """Holds an object once a trainer was built from this composition."""
+    used: bool = attrs.field(default=False, init=False, repr=False)
+    """Whether a trainer was built from this composition."""
     composed_from: Config
     """A copy of the configuration at the time of composing, which shows a later change of its options."""
 
