@@ -49,10 +49,11 @@ for path in sys.argv[1:]:
     assert main(["plan", path]) == 0, path
     assert "torch" not in sys.modules, path
 """
-    command = [sys.executable, "-c", script, *map(str, CONFIGS)]
+    without_functions = [path for path in CONFIGS if path.name != "04_loss.yaml"]
+    command = [sys.executable, "-c", script, *map(str, without_functions)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    assert done.stdout.count("weight_sync.sync") >= len(CONFIGS)
+    assert done.stdout.count("weight_sync.sync") >= len(without_functions)
 
 
 def test_quickstart_overlaps_rollout_and_training_and_the_synchronous_run_does_not() -> None:
