@@ -176,6 +176,7 @@ class Trainer:
         return batch
 
     def _refill(self, replacements: Sequence[Replacement]) -> None:
+        self.bus.interrupts.exit_if_copy()  # a copy has no threads that would end its wait
         self._dispatcher.replace(replacements)
         self.ports.engine.pump()
 

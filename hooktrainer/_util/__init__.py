@@ -2,16 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "clock",
-    "files",
-    "hangs",
-    "imports",
-    "lazy_exports",
-    "machine",
-    "random_state",
-    "registry",
-    "shutdown",
-    "signals",
-    "streams",
-]
+__all__ = ["clock", "copies", "files", "imports", "random_state", "registry", "shutdown", "signals", "streams"]

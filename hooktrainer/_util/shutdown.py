@@ -52,6 +52,7 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
     except Aborted:
         raise
     except BaseException as error:  # noqa: BLE001 (raised by `finish`)
+        interrupts.exit_if_copy(error)
         interrupts.mode = Mode.HELD
         if interrupts.interrupted:
             _LOG.warning("the run was interrupted in %s", interrupts.interrupted)
@@ -77,6 +78,7 @@ def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Call
         except Aborted:
             raise
         except BaseException as error:  # noqa: BLE001 (raised below)
+            interrupts.exit_if_copy(error)
             if failure is None:
                 failure = interrupts.end_by(error)
             if failure is not error:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
 from typing import Any, Final
 
-from hooktrainer._util.hangs import HangWatch, Part, place
-from hooktrainer.errors import HungError
+from hooktrainer._util.copies import exit_copy
 
 PATIENCE_S: Final = 0.5
 """Seconds to reach a safe place, before the running code is interrupted."""
@@ -50,6 +50,9 @@ class Mode(Enum):
     """Raise it after the shutdown that is in progress."""
 
 
+_all: Final[weakref.WeakSet[Interrupts]] = weakref.WeakSet()
+
+
 class Interrupts:
     """The signals received on the main thread since the handlers were installed."""
 
@@ -59,21 +62,26 @@ class Interrupts:
         self.raised: BaseException | None = None
         """The last exception raised for that signal."""
         self.mode = Mode.AT_ONCE
-        self.closing_part: Callable[[], Part] = lambda: closing_part(None, "the end of the run")
-        """Returns the part of the shutdown that is in progress."""
-        self.exit_after_s = CLOSING_S
-        """Limit in seconds for a native call before the shutdown, which cannot be interrupted."""
-        self.interrupted = ""
-        """The method that was interrupted before the shutdown because it reached no safe place."""
+        self.copied = False
+        """Whether this process is a copy of that of the run, made by os.fork."""
+        self.previous: dict[signal.Signals, Any] = {}
+        """The handlers before the run."""
         self._early: list[BaseException] = []
         self._ctrl_c = 0
-        self._overdue: Part | None = None
-        self._hung: list[object] = []
+        self._overdue = False
+        self._alarm: threading.Timer | None = None
+        _all.add(self)
 
     def check(self) -> None:
         """Mark a safe place: end the run if a signal was received, even if its exception was caught before."""
+        self.exit_if_copy()
         if self.number is not None and self.mode is Mode.SOON:
             self.raise_it()
+
+    def exit_if_copy(self, error: BaseException | None = None) -> None:
+        """Exit if user code forked this process from that of the run."""
+        if self.copied:
+            exit_copy(error)
 
     def note(self, error: BaseException) -> None:
         """Record an error that is about to end a run, with its order relative to the first signal."""
@@ -156,6 +164,20 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+def _mark_copy() -> None:
+    """In a forked process: mark it as a copy for every run of the original, and restore the handlers before the run."""
+    global _installed  # noqa: PLW0603 (a run of its own that the process starts has handlers of its own)
+    for interrupts in list(_all):
+        interrupts.copied = True
+        interrupts.number = signal.SIGTERM  # so that the next safe place is checked
+        for number, handler in interrupts.previous.items():
+            signal.signal(number, handler)
+    _installed = None
+
+
+os.register_at_fork(after_in_child=_mark_copy)
+
+
 @contextmanager
 def handled() -> Iterator[Interrupts]:
     """Handle the signals until the block ends. A run within a run shares the handlers of the outer one.
@@ -181,7 +203,7 @@ def _install() -> Iterator[Interrupts]:
     before: dict[signal.Signals, Any] = {
         number: handler for number, handler in found.items() if handler not in (signal.SIG_IGN, None)
     }
-    _watch = HangWatch(interrupts, before)
+    interrupts.previous = before
     try:
         _installed = interrupts
         for number in before:
@@ -193,6 +215,7 @@ def _install() -> Iterator[Interrupts]:
         watch.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
+        interrupts.previous = {}
         _installed = None
         if interrupts.number is not None:
             theirs = before[interrupts.number]

@@ -102,6 +102,7 @@ class PlannedSignal(blinker.NamedSignal):
             try:
                 handler.call(event)
             except BaseException as error:
+                interrupts.exit_if_copy(error)
                 _add_origin(error, handler.planned, event, interrupts)
                 if not bus.closing or isinstance(error, Aborted):
                     raise
@@ -113,6 +114,8 @@ class PlannedSignal(blinker.NamedSignal):
                 handler.longest = taken
             started = ended
         bus.running = None
+        if interrupts.copied:
+            interrupts.exit_if_copy()
         if band.emits:
             failures += bus.deliver(band.handlers, event)
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 
+from hooktrainer._util.copies import copies_ended, exit_now
 from hooktrainer._util.signals import Aborted
-from hooktrainer._util.streams import OutputLostError, prepare, write_result, write_stderr
-from hooktrainer.cli._config import split
-from hooktrainer.cli._exit import exit_now, leave_with
-from hooktrainer.errors import ConfigError, Fault, HookTrainerError, listed, message_of, notes_of, traceback_of
+from hooktrainer._util.streams import make_lenient, write_stderr
+from hooktrainer.cli._exit import leave_with
+from hooktrainer.errors import ConfigError, HookTrainerError
 
 __all__ = ["main"]
 
@@ -43,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _code(args: argparse.Namespace) -> int:  # noqa: PLR0911 (one for each way to end)
     try:
-        code: int = args.run(args)
-        write_result("")  # flush what user code printed
+        with copies_ended():
+            code: int = args.run(args)
+        sys.stdout.flush()
     except ConfigError as error:
         write_stderr(_faults_text(error, getattr(args, "config", ())))
         return 2

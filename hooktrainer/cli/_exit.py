@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
+from hooktrainer._util.copies import exit_now
 from hooktrainer._util.streams import write_stderr
 
 if TYPE_CHECKING:
@@ -35,16 +35,6 @@ def leave_with(command: Callable[[], int]) -> int:
         write_stderr(f"left running: thread {', '.join(stuck)}, which does not end; the process exits without it\n")
         exit_now(code)
     return code
-
-
-def exit_now(code: int) -> NoReturn:
-    """Exit the process at once, without waiting for its threads."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue
-    os._exit(code)
 
 
 def _children() -> list[BaseProcess]:

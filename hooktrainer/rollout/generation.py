@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from hooktrainer._util.copies import copies_ended
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.errors import RolloutError
 from hooktrainer.models.policy import Policy, full_state
@@ -104,8 +105,9 @@ class Generator:
         )
 
     def _score(self, prompt: Prompt, text: str) -> float:
-        score: object = self._task.score(prompt.truth, text)
-        if not isinstance(score, (Real, np.bool_)) or not -SCORE_TOLERANCE <= float(score) <= 1.0 + SCORE_TOLERANCE:
+        with copies_ended():
+            score: object = self._task.score(prompt.truth, text)
+        if not isinstance(score, (Real, np.bool_)) or not 0.0 <= float(score) <= 1.0:
             raise RolloutError(
                 f"{type(self._task).__name__}.score returned {score!r} for the answer {text!r} to {prompt.text!r}; "
                 "expected a number from 0 to 1"

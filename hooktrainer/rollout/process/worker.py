@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from hooktrainer._util.copies import exit_copy
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generation import Generator
 from hooktrainer.rollout.process.messages import (
@@ -95,6 +96,7 @@ class RemoteGroupSource:
     def __init__(self, connection: Connection) -> None:
         self.stats: Final = RolloutStats()
         self._connection = connection
+        self._process = os.getpid()
         self._sending = threading.Lock()
         self._arrived = threading.Condition()
         self._groups: deque[Group] = deque()
@@ -105,6 +107,8 @@ class RemoteGroupSource:
 
     def send(self, message: object) -> None:
         """Send a message to the engine; close the source if the engine is dead."""
+        if os.getpid() != self._process:
+            exit_copy()
         try:
             with self._sending:
                 self._connection.send(message)
