@@ -2,4 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["broadcast", "engine", "handle", "inbox", "messages", "pool", "process_exit", "shared_memory", "worker"]
+__all__ = [
+    "broadcast",
+    "engine",
+    "handle",
+    "inbox",
+    "main_module",
+    "messages",
+    "pool",
+    "process_exit",
+    "shared_memory",
+    "worker",
+]

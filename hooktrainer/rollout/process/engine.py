@@ -147,8 +147,10 @@ class ProcessOptions(SamplingOptions):
 
 
 def _packed(config: WorkerConfig) -> bytes:
+    from hooktrainer.rollout.process.main_module import require_importable_main
     from hooktrainer.rollout.process.messages import pack
 
+    require_importable_main()
     try:
         return pack(config)
     except Exception as error:

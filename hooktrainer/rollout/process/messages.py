@@ -16,6 +16,7 @@ from hooktrainer.errors import RolloutError, line_of, traceback_of
 from hooktrainer.metrics import Metric
 from hooktrainer.ports import FailureReason, Floats, Group, Task, Tokens, Trajectory
 from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.process.main_module import is_importable
 from hooktrainer.rollout.process.shared_memory import FlatLayout
 from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.weight_sync.torn_reads import Fingerprint
@@ -180,6 +181,8 @@ class _Packer(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, type | FunctionType) and value.__module__.startswith(_FILE_MODULE):
             self.files[value.__module__] = str(sys.modules[value.__module__].__file__)
+        if isinstance(value, type | FunctionType) and not is_importable(value.__module__):
+            raise pickle.PicklingError(f"{value.__qualname__} is defined in a main module without a file")
         return NotImplemented
 
 
