@@ -1,6 +1,6 @@
 """Runs that are killed by SIGKILL at random moments, also inside a save, and resumed until they are done.
 
-    python tests/helpers/kills.py --modes inline wait requeue --runs 200
+    python tests/helpers/kills.py --modes inline-drop thread-wait process-requeue --runs 200
 
 Each attempt is a new process, forked from one that has imported all modules and started no thread. Half of the kills
 are at a random time, half at a random file operation of the thread that saves. Prints one line of JSON per mode.
@@ -37,11 +37,13 @@ from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.sort_digits import SortDigits
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
-MODES = {
+ENGINES = {
     "inline": "{use: inline, n: 2, max_response_length: 4}",
-    "wait": "{use: thread, workers: 2, n: 2, max_response_length: 10, slots: 2}",
-    "requeue": "{use: thread, workers: 2, n: 2, max_response_length: 10, slots: 2}",
+    "thread": "{use: thread, workers: 2, n: 2, max_response_length: 10, slots: 2}",
+    "process": "{use: process, workers: 2, n: 2, max_response_length: 10, slots: 2}",
 }
+STRATEGIES = ("drop", "requeue", "wait", "pace")
+MODES = tuple(f"{engine}-{strategy}" for engine in ENGINES for strategy in STRATEGIES)
 CONFIG = """
 task: {use: sort_digits, digits: 3, size: 22}
 model: {use: decoder, layers: 1, width: 16, heads: 2}
@@ -106,6 +108,7 @@ def attempt(folder: Path, mode: str, operation: int | None, after_s: float | Non
     child = os.fork()
     if child == 0:
         try:
+            os.setsid()  # marks the processes that it starts
             os.chdir(folder)
             log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
@@ -128,14 +131,42 @@ def attempt(folder: Path, mode: str, operation: int | None, after_s: float | Non
         ended = os.waitpid(child, 0)
         if after_s is None:
             raise AssertionError(f"{mode}: not done after {PATIENCE_S} s: {folder}")
+    check_nothing_is_left(child)
     return None if os.WIFSIGNALED(ended[1]) else os.waitstatus_to_exitcode(ended[1])
+
+
+def of_session(session: int) -> list[str]:
+    """The live processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:  # it has ended
+            continue
+        state, _, _, of = text.rpartition(")")[2].split()[:4]
+        if int(of) == session and state != "Z":
+            found.append(text)
+    return found
+
+
+def check_nothing_is_left(session: int) -> None:
+    """Wait for the processes of an attempt to end; fail if one stays, or a file of torch in shared memory."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := of_session(session)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left, left
+    named = list(Path("/dev/shm").glob(f"torch_{session}_*"))
+    assert not named, named
 
 
 def prepared(root: Path, name: str, mode: str) -> Path:
     folder = root / name
     folder.mkdir()
-    strategy = "drop" if mode == "inline" else mode
-    (folder / "run.yaml").write_text(CONFIG.replace("ROLLOUT", MODES[mode]).replace("STRATEGY", strategy))
+    engine, strategy = mode.split("-")
+    text = CONFIG.replace("ROLLOUT", ENGINES[engine]).replace("STRATEGY", strategy)
+    if strategy == "pace":  # it dispatches ahead by a budget of its own
+        text = text.replace("num_warmup_batches: 2", "num_warmup_batches: 0")
+    (folder / "run.yaml").write_text(text)
     return folder
 
 
@@ -219,7 +250,7 @@ def measure(mode: str, runs: int, seed: int, root: Path) -> dict[str, Any]:
     while done < runs:
         folder = prepared(root, "run", mode)
         found = broken_run(folder, mode, rng, length_s)
-        check(folder, whole if mode == "inline" else None)
+        check(folder, whole if mode.startswith("inline") else None)
         shutil.rmtree(folder)
         if found["attempts"] > 1:  # one that was done before it could be killed does not count
             counts += found
@@ -238,3 +269,7 @@ if __name__ == "__main__":
             root = Path(place, mode)
             root.mkdir()
             print(json.dumps(measure(mode, arguments.runs, arguments.seed, root)), flush=True)
+            os.chdir(place)
+            shutil.rmtree(root)
+        left = list(Path(place).iterdir())
+        assert not left, left
