@@ -53,4 +53,9 @@ def test_too_small_a_shared_memory_is_named_with_the_size_that_is_needed(kilobyt
 
 
 def test_shared_memory_that_the_system_refuses_in_a_limit_is_named_with_its_reason(tmp_path: Path) -> None:
-    check(fit(tmp_path, sys.executable, "-c", LIMITED), tmp_path, "File too large .27.")
+    before = set(Path("/dev/shm").iterdir())
+    ended = fit(tmp_path, sys.executable, "-c", f"import os; print(os.getpid(), flush=True)\n{LIMITED}")
+    check(ended, tmp_path, "File too large .27.")
+
+    pid = ended.stdout.split()[0]
+    assert [path for path in set(Path("/dev/shm").iterdir()) - before if f"torch_{pid}_" in path.name] == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -49,6 +51,8 @@ class FlatLayout:
             for flat in flats:
                 flat.share_memory_()  # type: ignore[no-untyped-call]
         except (RuntimeError, OSError) as error:
+            for name in re.findall(r"</(torch_\w+)>", str(error)):  # torch leaves the file that it could not fill
+                Path(_DIRECTORY, name).unlink(missing_ok=True)
             reason = str(error).rpartition(": ")[2]
             raise RolloutError(
                 f"{count} copies of the weights need {_size(count * self.nbytes)} of shared memory, but {_DIRECTORY} "
