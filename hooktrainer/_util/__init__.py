@@ -2,4 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["clock", "copies", "files", "imports", "random_state", "registry", "shutdown", "signals", "streams"]
+__all__ = [
+    "clock",
+    "copies",
+    "files",
+    "hangs",
+    "imports",
+    "lazy_exports",
+    "machine",
+    "random_state",
+    "registry",
+    "shutdown",
+    "signals",
+    "streams",
+]

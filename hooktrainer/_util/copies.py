@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 from hooktrainer._util.streams import write_stderr
+from hooktrainer.errors import message_of, traceback_of
 
 
 def exit_now(code: int) -> NoReturn:
@@ -33,10 +33,10 @@ def exit_copy(error: BaseException | None = None) -> NoReturn:
         exit_now(130)
     elif isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
-            write_stderr(f"{error.code}\n")
+            write_stderr(f"{message_of(error.code)}\n")
         exit_now(error.code if isinstance(error.code, int) else int(error.code is not None))
     else:
-        write_stderr("".join(traceback.format_exception(error)))
+        write_stderr(traceback_of(error))
     exit_now(1)
 
 

@@ -11,13 +11,15 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
 from typing import Any, Final
 
 from hooktrainer._util.copies import exit_copy
+from hooktrainer._util.hangs import HangWatch, Part, place
+from hooktrainer.errors import HungError
 
 PATIENCE_S: Final = 0.5
 """Seconds to reach a safe place, before the running code is interrupted."""
@@ -66,10 +68,16 @@ class Interrupts:
         """Whether this process is a copy of that of the run, made by os.fork."""
         self.previous: dict[signal.Signals, Any] = {}
         """The handlers before the run."""
+        self.closing_part: Callable[[], Part] = lambda: closing_part(None, "the end of the run")
+        """Returns the part of the shutdown that is in progress."""
+        self.exit_after_s = CLOSING_S
+        """Limit in seconds for a native call before the shutdown, which cannot be interrupted."""
+        self.interrupted = ""
+        """The method that was interrupted before the shutdown because it reached no safe place."""
         self._early: list[BaseException] = []
         self._ctrl_c = 0
-        self._overdue = False
-        self._alarm: threading.Timer | None = None
+        self._overdue: Part | None = None
+        self._hung: list[object] = []
         _all.add(self)
 
     def check(self) -> None:
@@ -155,18 +163,15 @@ _installed: Interrupts | None = None
 _watch: HangWatch | None = None
 
 
-def _in_child() -> None:
-    """Disconnect a forked child, whose signals the parent must not see."""
+def _mark_copy() -> None:
+    """In a forked process: mark it as a copy for every run of the original, and restore the handlers before the run.
+
+    The original must not see the signals of the copy.
+    """
+    global _installed, _watch  # noqa: PLW0603 (a run of its own that the process starts has handlers of its own)
     if _watch is not None:
         _watch.forget()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-def _mark_copy() -> None:
-    """In a forked process: mark it as a copy for every run of the original, and restore the handlers before the run."""
-    global _installed  # noqa: PLW0603 (a run of its own that the process starts has handlers of its own)
+        _watch = None
     for interrupts in list(_all):
         interrupts.copied = True
         interrupts.number = signal.SIGTERM  # so that the next safe place is checked
@@ -204,6 +209,7 @@ def _install() -> Iterator[Interrupts]:
         number: handler for number, handler in found.items() if handler not in (signal.SIG_IGN, None)
     }
     interrupts.previous = before
+    _watch = HangWatch(interrupts, before)
     try:
         _installed = interrupts
         for number in before:
@@ -212,7 +218,8 @@ def _install() -> Iterator[Interrupts]:
     finally:
         interrupts.mode = Mode.HELD  # later signals are raised below
         watch, _watch = _watch, None
-        watch.stop()
+        if watch is not None:
+            watch.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
         interrupts.previous = {}

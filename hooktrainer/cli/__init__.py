@@ -18,9 +18,10 @@ from importlib.metadata import version
 
 from hooktrainer._util.copies import copies_ended, exit_now
 from hooktrainer._util.signals import Aborted
-from hooktrainer._util.streams import make_lenient, write_stderr
+from hooktrainer._util.streams import OutputLostError, prepare, write_result, write_stderr
+from hooktrainer.cli._config import split
 from hooktrainer.cli._exit import leave_with
-from hooktrainer.errors import ConfigError, HookTrainerError
+from hooktrainer.errors import ConfigError, Fault, HookTrainerError, listed, message_of, notes_of, traceback_of
 
 __all__ = ["main"]
 
@@ -45,7 +46,7 @@ def _code(args: argparse.Namespace) -> int:  # noqa: PLR0911 (one for each way t
     try:
         with copies_ended():
             code: int = args.run(args)
-        sys.stdout.flush()
+        write_result("")  # flush what user code printed
     except ConfigError as error:
         write_stderr(_faults_text(error, getattr(args, "config", ())))
         return 2

@@ -107,7 +107,7 @@ class Generator:
     def _score(self, prompt: Prompt, text: str) -> float:
         with copies_ended():
             score: object = self._task.score(prompt.truth, text)
-        if not isinstance(score, (Real, np.bool_)) or not 0.0 <= float(score) <= 1.0:
+        if not isinstance(score, (Real, np.bool_)) or not -SCORE_TOLERANCE <= float(score) <= 1.0 + SCORE_TOLERANCE:
             raise RolloutError(
                 f"{type(self._task).__name__}.score returned {score!r} for the answer {text!r} to {prompt.text!r}; "
                 "expected a number from 0 to 1"

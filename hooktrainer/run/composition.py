@@ -23,8 +23,8 @@ from hooktrainer.bus.plan import RESTORED, Plan
 from hooktrainer.config import Config, PluginEntry, Use
 from hooktrainer.config.conversion import convert, read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
-from hooktrainer.config.fields import init_fields, key_paths, option_name
-from hooktrainer.config.scalars import INVALID, Unread
+from hooktrainer.config.fields import Fields, init_fields, key_paths, option_name
+from hooktrainer.config.scalars import INVALID, EnvironmentText, Unread, holds
 from hooktrainer.config.sections import COMPONENTS, SECTIONS
 from hooktrainer.errors import ConfigError, PlanError
 from hooktrainer.events import FitStart

@@ -41,7 +41,7 @@ def test_task_config_combines_with_every_model_config(path: Path, overlay: Path)
     assert (task.algorithm, task.critic, task.optim) == (config.algorithm, config.critic, config.optim)
 
 
-def test_plans_of_shipped_configurations_import_no_torch() -> None:
+def test_plans_of_shipped_configurations_import_no_torch_unless_they_name_functions_in_files() -> None:
     script = """
 import sys
 from hooktrainer.cli import main
