@@ -19,7 +19,7 @@ from hooktrainer.learner.batch_metrics import batch_metrics
 from hooktrainer.learner.critic import Critic
 from hooktrainer.learner.distributed import Communicator
 from hooktrainer.learner.experience import Experience, ExperienceMaker, Models
-from hooktrainer.learner.forward import frozen_copy
+from hooktrainer.learner.forward import as_trunk, frozen_copy
 from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import split
 from hooktrainer.learner.objective import Objective
@@ -71,6 +71,8 @@ class PolicyGradientLearner:
         self._module = policy
         self._pad_id = pad_id
         self._algorithm, self._optim, self._critic = algorithm, optim, critic
+        if critic.use != "none":
+            as_trunk(policy)  # raises for a model without hidden states
         prepare_policy(policy, uses_states=critic.use == "value_head")
         self._models = _models(policy, algorithm, critic, temperature, iterations_per_step)
         functions = Functions.of(
