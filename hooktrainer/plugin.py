@@ -136,8 +136,11 @@ class Plugin:
 
     adds_metrics: ClassVar[tuple[str, ...] | None] = None
     """Names of the metrics that handlers add to the row; a name that ends in `/` is a prefix. None: any metric."""
-    patience_s = 4.0
-    """Seconds that the handlers of `fit_end` may take after a signal; then they are interrupted."""
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that the handlers of `fit_end` may take after a signal; then they are interrupted."""
+        return 4.0
 
     def check(self, config: Config) -> Iterable[str]:  # noqa: ARG002 (the default has no checks)
         """Return the conflicts between this plugin's options and the rest of the run, one sentence each."""
