@@ -54,7 +54,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("folder.py:X", "folder.py is not a file"),
         (f"{'a' * 300}.py:X", "cannot be read: File name too long"),
         ("getattr.py:Mine", "'Mine' of .*getattr.py cannot be read: RuntimeError: no attributes today"),
-        ("silent.py:Mine", "failed: Bad: its text cannot be shown, since that raised ValueError"),
+        ("silent.py:Mine", "failed: Bad: .the __str__ of Bad raised ValueError"),
         ("base.py:Mine", "failed: Bad: from the module"),
         ("leaves.py:Mine", "failed: SystemExit: 3"),
         ("bytes.py:Mine", "failed: SyntaxError: "),
@@ -81,7 +81,7 @@ def test_a_name_that_cannot_be_resolved_is_a_fault(tmp_path: Path, use: str, mes
         ("exit", "SystemExit: 3"),
         ("base", "Base: own"),
         ("generator", "GeneratorExit: "),
-        ("silent", "Silent: its text cannot be shown, since that raised ValueError"),
+        ("silent", "Silent: (the __str__ of Silent raised ValueError)"),
     ],
 )
 def test_an_error_of_a_constructor_is_a_fault_of_the_plugin(tmp_path: Path, how: str, message: str) -> None:
