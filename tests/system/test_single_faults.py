@@ -21,9 +21,11 @@ START_S = 3.0
 """Seconds that a busy machine may add."""
 
 TASK = """
-import sys, time
+import os, sys, time
 import attrs
 from hooktrainer.tasks.sort_digits import SortDigits
+
+FORKED = []
 
 def announce():
     sys.stdout.write("AT fault\\n")
@@ -42,6 +44,13 @@ class Task(SortDigits):
     act: str
 
     def score(self, truth, answer):
+        if self.at == "fork" and not FORKED:
+            FORKED.append(True)
+            announce()
+            if not os.fork():
+                os.closerange(0, 3)
+                time.sleep(45)
+                os._exit(0)
         if self.at == "score":
             return act(self.act)
         return super().score(truth, answer)
@@ -194,6 +203,10 @@ CASES = {
     "a worker process is stopped during a sync": Case(
         text=config(text=PROCESSES, plugins=[SAVING, "{use: 'faulty_plugins:StopsWorkers', before: flip}"]),
         named="SIGKILL",
+    ),
+    "a process that `score` forked outlives its worker": task("fork", "nothing", "process", TEN, named=""),
+    "a process that `score` forked outlives its worker, and the run is interrupted": task(
+        "fork", "nothing", "process", named=""
     ),
     "a checkpoint cannot be written": Case(
         text=config(plugins=[SAVING, "{use: 'disk.py:Disk', hangs: false}"]), named="the checkpoint of step 1"
