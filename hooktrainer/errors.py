@@ -24,7 +24,6 @@ import difflib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final, TypeVar
 
 import attrs
@@ -59,7 +58,7 @@ class Fault:
     address: str = attrs.field(converter=shortened)
     """YAML address (`plugins[2].every`) or file; empty if the fault has no single place."""
     message: str = attrs.field(converter=shortened)
-    source: str = attrs.field(default="", eq=False, converter=partial(shortened, length=200))
+    source: str = attrs.field(default="", eq=False, converter=lambda text: shortened(text, 200))
     """The name of the plugin, and the override that set the value; empty for other values."""
 
     def __str__(self) -> str:

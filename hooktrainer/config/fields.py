@@ -28,12 +28,18 @@ def option_name(field: attrs.Attribute[Any]) -> str:
 
 
 def bare_attributes(cls: type) -> dict[str, object]:
-    """Return the attributes of a class without a type whose value could be that of an option; attrs ignores them."""
+    """Return the attributes of a class without a type whose value could be that of an option; attrs ignores them.
+
+    An attribute that overrides a property of a base is none of them.
+    """
     found: dict[str, object] = {}
+    properties: set[str] = set()
     for base in reversed(cls.__mro__[:-1]):
         annotated = inspect.get_annotations(base)
         plain = {key: value for key, value in vars(base).items() if type(value) in (bool, int, float, str, list, dict)}
-        found |= {key: value for key, value in plain.items() if not key.startswith("_") and key not in annotated}
+        known = annotated.keys() | properties
+        found |= {key: value for key, value in plain.items() if not key.startswith("_") and key not in known}
+        properties |= {key for key, value in vars(base).items() if isinstance(value, property)}
     return found
 
 

@@ -226,6 +226,19 @@ class TestCheckPlugin:
         with pytest.raises(AssertionError, match="no docstring under the option limit"):
             check_plugin(Bare)
 
+    def test_an_attribute_that_overrides_a_property_passes(self) -> None:
+        @attrs.define
+        class Slow(Plugin):
+            """Take long at the end."""
+
+            patience_s = 9.0
+
+            @on(FitEnd)
+            def end(self, event: FitEnd) -> None: ...
+
+        check_plugin(Slow)
+        assert Slow().patience_s == 9.0
+
     def test_an_attribute_without_a_type_fails(self) -> None:
         @attrs.define
         class Untyped(Plugin):
