@@ -44,6 +44,10 @@ def shortened(text: str, length: int = MAX_MESSAGE) -> str:
     return f"{text[:kept]} ... {len(text) - 2 * kept} characters ... {text[-kept:]}"
 
 
+def _short_source(text: str) -> str:
+    return shortened(text, 200)
+
+
 class HookTrainerError(Exception):
     """Base class of the exceptions that hooktrainer raises."""
 
@@ -58,7 +62,7 @@ class Fault:
     address: str = attrs.field(converter=shortened)
     """YAML address (`plugins[2].every`) or file; empty if the fault has no single place."""
     message: str = attrs.field(converter=shortened)
-    source: str = attrs.field(default="", eq=False, converter=lambda text: shortened(text, 200))
+    source: str = attrs.field(default="", eq=False, converter=_short_source)
     """The name of the plugin, and the override that set the value; empty for other values."""
 
     def __str__(self) -> str:
