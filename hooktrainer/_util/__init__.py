@@ -6,6 +6,7 @@ __all__ = [
     "clock",
     "copies",
     "files",
+    "forks",
     "hangs",
     "imports",
     "lazy_exports",

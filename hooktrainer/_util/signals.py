@@ -7,7 +7,6 @@ interrupts the shutdown that follows. So does `hangs`, for a part of the shutdow
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import weakref
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import Any, Final
 
 from hooktrainer._util.copies import exit_copy
+from hooktrainer._util.forks import HANDLED, call_in_forks
 from hooktrainer._util.hangs import HangWatch, Part, place
 from hooktrainer.errors import HungError
 
@@ -29,7 +29,6 @@ _GRACE_S: Final = 0.5
 """Seconds beyond its limit for a part that ends at its limit without an interrupt."""
 _EXIT_S: Final = 2.0
 """Seconds that a part of the shutdown may take to react to being interrupted."""
-HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Aborted(KeyboardInterrupt):
@@ -180,7 +179,7 @@ def _mark_copy() -> None:
     _installed = None
 
 
-os.register_at_fork(after_in_child=_mark_copy)
+call_in_forks(_mark_copy)
 
 
 @contextmanager

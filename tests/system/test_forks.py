@@ -17,7 +17,7 @@ LIMIT_S = 20
 ONE_WORKER = PROCESSES.replace("workers: 2", "workers: 1")
 
 FORKS_ONCE = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 import attrs
 from hooktrainer.tasks.sort_digits import SortDigits
@@ -29,11 +29,21 @@ class ForksOnce(SortDigits):
     def score(self, truth, answer):
         if not os.path.exists("forked"):
             Path("forked").write_text(str(os.getpid()))
-            if os.fork() == 0:
+            if self.act == "terminated":
+                print("AT code", *{self.terminated() for _ in range(20)}, flush=True)
+            elif os.fork() == 0:
                 self.be_copy()
             sys.stdout.write("AT score\\n")
             sys.stdout.flush()
         return super().score(truth, answer)
+
+    def terminated(self):
+        child = os.fork()
+        if child == 0:
+            time.sleep(10)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def be_copy(self):
         if self.act == "sleep":
@@ -128,11 +138,22 @@ class Forks(Plugin):
                 assert pool.map(abs, [-1, -2]) == [1, 2]
             print("AT code 0", flush=True)
             return
+        if self.act == "terminated":
+            print("AT code", *{self.terminated() for _ in range(100)}, flush=True)
+            return
         child = os.fork()
         if child == 0:
             self.be_copy()
             return
         print("AT code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+    def terminated(self):
+        child = os.fork()
+        if child == 0:
+            time.sleep(10)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def be_copy(self):
         if self.act == "exit":
@@ -146,7 +167,7 @@ class Forks(Plugin):
             time.sleep(45)
 """
 SAVING = "{use: checkpoint, every: 1}"
-COPIES = {"exit": 0, "code": 7, "raise": 1, "return": 1, "SIGTERM": -15, "SIGINT": 130, "pool": 0}
+COPIES = {"exit": 0, "code": 7, "raise": 1, "return": 1, "SIGTERM": -15, "SIGINT": 130, "pool": 0, "terminated": -15}
 
 
 def fit_forking(directory: Path, *overrides: str, **options: object) -> SubprocessRun:
@@ -194,4 +215,16 @@ def test_a_process_that_a_score_forks_ends_and_the_run_does_not_notice(engine: s
     assert run.rows() == [1, 2, 3]
     assert ("ValueError: raised in the copy" in run.err) == (act == "raise")
     assert ("is a copy of the process of the run" in run.err) == (act == "return")
+    assert run.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_process_that_a_score_forks_can_be_terminated(engine: str, tmp_path: Path) -> None:
+    text = ONE_WORKER if engine == "process" else CONFIG
+    run = fit(tmp_path, config(text=text), "task.act=terminated", "trainer.total_steps=3")
+
+    assert run.ended() == 0, run.err
+    assert [line for line in run.out if line.startswith("AT code")] == ["AT code -15"]
+    assert run.ends == ["completed 3 all 3 steps are done"]
     assert run.left() == []

@@ -315,7 +315,7 @@ import json, os, signal, sys, threading
 from pathlib import Path
 import hooktrainer
 from hooktrainer import build_trainer, load_config
-from hooktrainer._util.signals import HANDLED
+from hooktrainer._util.forks import HANDLED
 
 def state():
     return [len(os.listdir('/proc/self/task')), sorted(t.name for t in threading.enumerate()),

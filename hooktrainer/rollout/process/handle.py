@@ -14,7 +14,7 @@ from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
 
-from hooktrainer._util.signals import HANDLED
+from hooktrainer._util.forks import HANDLED
 from hooktrainer.ports import Floats, Group
 from hooktrainer.rollout.process.inbox import Inbox
 from hooktrainer.rollout.process.messages import Capacity, PackedError

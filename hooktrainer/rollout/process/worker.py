@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hooktrainer._util.copies import exit_copy
+from hooktrainer._util.forks import call_in_forks
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generation import Generator
 from hooktrainer.rollout.process.messages import (
@@ -52,6 +53,7 @@ def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tens
     _end_with(engine)
     # Neither blocked nor ignored: processes that a task starts would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    call_in_forks(lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     atexit.register(gc.freeze)  # otherwise the last garbage collection visits all objects of torch
     source = RemoteGroupSource(connection)
