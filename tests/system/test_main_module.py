@@ -74,3 +74,33 @@ def test_a_command_without_classes_of_its_own_runs(tmp_path: Path) -> None:
     ended = run(tmp_path, "-c", SCRIPT)
 
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "ended"), ended.stderr
+
+
+UNGUARDED = {
+    "nothing": 'from hooktrainer import build_trainer, load_config\nbuild_trainer(load_config("run.yaml")).fit()\n',
+    "an error": SCRIPT.replace("import sys", "import sys\nif __name__ != '__main__': raise OSError('no import')"),
+    "an exit": SCRIPT.replace("import sys", "import sys\nif __name__ != '__main__': sys.exit(3)"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("unguarded", "cause", "code"),
+    [
+        ("nothing", "a worker process is importing this script, which would start a run there too", 1),
+        ("an error", "OSError: no import", 1),
+        ("an exit", "", 3),
+    ],
+)
+def test_a_script_that_workers_cannot_import_fails_at_the_first_worker(
+    unguarded: str, cause: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED[unguarded])
+    ended = run(tmp_path, "script.py")
+
+    assert ended.returncode == 1
+    assert cause in ended.stderr
+    assert f"returned early, with exit code {code} after 0 restarts. It never became ready" in ended.stderr
+    assert "A script must call `fit` under `if __name__ == '__main__':`" in ended.stderr
+    assert "is restarted" not in ended.stderr
+    assert "another run is using" not in ended.stderr

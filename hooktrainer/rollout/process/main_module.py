@@ -12,6 +12,11 @@ from hooktrainer.errors import ConfigError
 
 def require_importable_main() -> None:
     """Raise `ConfigError` if worker processes could not import the main module, as for a script from standard input."""
+    if getattr(process.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a worker process is importing this script, which would start a run there too. A script must call "
+            "`build_trainer` and `fit` under `if __name__ == '__main__':`"
+        )
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
     path = getattr(main, "__file__", None)

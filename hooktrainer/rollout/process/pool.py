@@ -66,6 +66,7 @@ class WorkerPool:
         self._buffer: ReplayBuffer | None = None
         self._in_use = (0, -1)
         self._paused = False
+        self._any_ready = False
         self._closing = False
         self._changed = threading.Condition()
         self._broadcast = Broadcast(self._changed, sync_timeout_s, lambda: self.error)
@@ -218,7 +219,7 @@ class WorkerPool:
                 # The lock is held, so that no newer message is sent before these.
                 worker.send(Use(0, *self._in_use))
                 worker.send(Pause(0) if self._paused else Resume(0))
-                worker.ready = True
+                worker.ready = self._any_ready = True
             case Capacity():
                 worker.capacity = message
             case Acknowledged(ticket, scores):
@@ -236,7 +237,8 @@ class WorkerPool:
         for group in lost:
             error = RolloutError(f"{worker} {how} while it answered group {group.number}")
             buffer.fail(group, error, "worker_died")
-        if worker.restarts == self._max_restarts:
+        hopeless = not killed and not self._any_ready  # the next one would import the same modules
+        if hopeless or worker.restarts == self._max_restarts:
             raise RolloutError(f"{worker} {how} after {worker.restarts} restarts. {_advice(killed=killed)}")
         _LOG.warning("%s %s with %d groups in flight and is restarted", worker, how, len(lost))
         self._stats.record({"rollout/restarts": Sum(1)})
@@ -258,4 +260,4 @@ def _join(workers: Sequence[WorkerHandle], seconds: float | None) -> None:
 def _advice(*, killed: bool) -> str:
     if killed:
         return "If no user killed it, the system was out of memory: lower `workers` or `slots`."
-    return "It never became ready: a script must call `fit` under `if __name__ == '__main__':`."
+    return "It never became ready; its error is above. A script must call `fit` under `if __name__ == '__main__':`."
