@@ -48,7 +48,7 @@ class Store:
         target, unfinished = self.root / name, self.root / f".{name}.unfinished"
         try:
             if not self.root.is_dir():
-                self.root.mkdir(parents=True)
+                self.root.mkdir()  # without parents: a run directory that was removed or moved is not made again
                 files.sync(self.root.parent)
             files.discard(unfinished)
             unfinished.mkdir()

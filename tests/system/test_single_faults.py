@@ -165,7 +165,8 @@ def running(*, text: str = CONFIG, **more: object) -> Case:
 
 
 def remove(run: SubprocessRun) -> None:
-    shutil.rmtree(run.directory / "runs/run", ignore_errors=True)
+    removed = (run.directory / "runs/run").rename(run.directory / "removed")  # the run cannot add files meanwhile
+    shutil.rmtree(removed)
 
 
 def fill(run: SubprocessRun) -> None:
