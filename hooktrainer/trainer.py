@@ -58,6 +58,7 @@ class Trainer:
         self._complete = 0  # the last step whose weights were confirmed
         self._unreported: Record | None = None
         self._started = False
+        self._patience_s: dict[int, float] = {}
         self._at_start: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
 
@@ -70,8 +71,10 @@ class Trainer:
             raise RuntimeError("fit() was called twice on this trainer; build a new trainer for another run")
         self._started = True
         started = self.ports.clock.now()
-        patience_s = max((entry.plugin.patience_s for entry in self.bus.plan.plugins), default=CLOSING_S)
-        with interruptible(self._closing_part, patience_s) as self.bus.interrupts:
+        # Read here, because another thread uses the limits, where an error of a plugin would be lost.
+        self._patience_s = {id(entry.plugin): float(entry.plugin.patience_s) for entry in self.bus.plan.plugins}
+        longest = max(self._patience_s.values(), default=CLOSING_S)
+        with interruptible(self._closing_part, longest) as self.bus.interrupts:
             outcome = attempt(self._run, self.bus.interrupts)
             first, last = self._state.step, max(self._complete, self._state.step)
             took = self.ports.clock.now() - started
@@ -201,7 +204,8 @@ class Trainer:
         """Return the plugin whose handler is running, with its limit after a signal."""
         if (handler := self.bus.running) is None:
             return closing_part(self, "the end of the run")
-        return closing_part(handler.planned.owner, str(handler.planned), handler.planned.owner.plugin.patience_s)
+        owner = handler.planned.owner
+        return closing_part(owner, str(handler.planned), self._patience_s[id(owner.plugin)])
 
     def _send_fit_end(self, result: Result) -> None:
         self._state.keep_random_state()

@@ -38,6 +38,8 @@ def sync(path: Path) -> None:
     try:
         file = os.open(path, os.O_RDONLY)
     except (IsADirectoryError, PermissionError) as error:
+        if not path.is_dir():
+            raise
         warn_unsupported("a directory cannot be synced", path, error)
         return
     try:
@@ -87,7 +89,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def replace_all(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Replace the content of files in a directory. If one of them cannot be written, none is changed."""
+    """Replace the content of files in a directory. All are written before the first one is replaced."""
     fresh = {name: directory / f".{name}.new" for name in files}
     try:
         for name, data in files.items():

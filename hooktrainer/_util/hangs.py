@@ -85,6 +85,9 @@ class HangWatch:
     def forget(self) -> None:
         """Do nothing in a forked child: its signals must not be seen by the thread of the parent."""
         signal.set_wakeup_fd(-1)
+        for end in (self._read, self._write):
+            with suppress(OSError):
+                os.close(end)
 
     def _run(self) -> None:
         number = self._wait_for_signal()
@@ -99,7 +102,7 @@ class HangWatch:
             due = seconds > part.interrupt_after_s + count * part.again_after_s
             if seconds > part.exit_after_s or (due and count == MAX_INTERRUPTS):
                 _exit_without(part, seconds, signal.Signals(number))
-            if due:
+            elif due:
                 interrupts[part.key] = min(count + 1, MAX_INTERRUPTS)
                 self._watched.interrupt(part)
 

@@ -119,7 +119,7 @@ class Interrupts:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal; this is the handler that Python calls."""
-        if (overdue := self._overdue) is not None and self.number is not None:
+        if (overdue := self._overdue) is not None and self.number == number:
             self._overdue = None
             if overdue.key == self.part().key:
                 self._interrupt(overdue, self.number, frame)

@@ -19,4 +19,5 @@ __all__ = [
     "scalars",
     "sections",
     "short_forms",
+    "yaml_text",
 ]

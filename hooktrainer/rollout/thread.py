@@ -47,6 +47,8 @@ class FairSource:
             return ()
         try:
             pending = self._buffer.count_pending(block)
+            if not pending:
+                return ()
             others = [free for other, free in list(self._free.items()) if other != worker]
             others += [limit] * (self._workers - len(self._free))  # workers that have not claimed yet are free
             taken = self._buffer.claim(_share(pending, limit, others), block=False)

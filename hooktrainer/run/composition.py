@@ -28,7 +28,9 @@ from hooktrainer.config.scalars import INVALID, EnvironmentText, Unread, holds
 from hooktrainer.config.sections import COMPONENTS, SECTIONS
 from hooktrainer.errors import ConfigError, PlanError
 from hooktrainer.events import FitStart
+from hooktrainer.learner.options import CriticOptions
 from hooktrainer.plugin import Plugin, option_fields, port_fields
+from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.run.limits import Sizes, limit_faults
 from hooktrainer.run.metric_names import metric_faults
 from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths, port_kind
@@ -179,25 +181,29 @@ def _check_functions(config: Config | Unread, rollout: Any, faults: Faults) -> N
     algorithm = getattr(config, "algorithm", None)
     if not isinstance(algorithm, AlgorithmOptions):
         return
-    faults.found.extend(argument_faults(algorithm))
-    if all(":" not in getattr(algorithm, key) for key in FUNCTIONS):
-        return
-    from hooktrainer.learner.functions import Functions
+    found = list(argument_faults(algorithm))
+    critic = getattr(config, "critic", None)
+    if any(":" in getattr(algorithm, key) for key in FUNCTIONS) and isinstance(critic, CriticOptions):
+        from hooktrainer.learner.functions import Functions
 
-    with suppress(AttributeError):  # an option that could not be read
-        critic, longest = config.critic.use != "none", rollout.max_response_length
         try:
-            Functions.of(algorithm, has_critic=critic, max_response_length=longest)
+            longest = getattr(rollout, "max_response_length", None)
+            Functions.of(algorithm, has_critic=critic.use != "none", max_response_length=longest)
         except ConfigError as error:
-            faults.absorb(error)
+            known = {fault.message for fault in found}
+            found += [fault for fault in error.faults if fault.message not in known]
+    faults.found.extend(found)
 
 
 def _check_sizes(config: Config | Unread, built: Mapping[str, Any], faults: Faults) -> None:
-    if any(isinstance(part, Unread) for part in built.values()):
+    names = [field.name for field in attrs.fields(Sizes) if field.name not in built]
+    parts = {**built, **{name: getattr(config, name, INVALID) for name in names}}
+    if any(isinstance(part, Unread) for part in parts.values()) or not isinstance(parts["rollout"], SamplingOptions):
         return
-    with suppress(AttributeError):  # an option that could not be read, or that a component of the user does not have
-        sections = {field.name: getattr(config, field.name) for field in attrs.fields(Sizes) if field.name not in built}
-        faults.found.extend(limit_faults(Sizes(**built, **sections)))
+    try:
+        faults.found.extend(limit_faults(Sizes(**parts)))
+    except Exception as error:  # noqa: BLE001 (any error of a property or method of the user)
+        faults.absorb(error)
 
 
 def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> PlacedPlugin | None:

@@ -90,9 +90,9 @@ def limit_faults(sizes: Sizes) -> Iterator[Fault]:
 
 
 def _task_faults(task: Any) -> Iterator[Fault]:
-    longest = task.longest_prompt
-    if not isinstance(task.alphabet, str):
-        yield Fault("task", f"its alphabet is of type {type(task.alphabet).__name__}, expected a text of characters")
+    longest, alphabet = getattr(task, "longest_prompt", None), getattr(task, "alphabet", None)
+    if not isinstance(alphabet, str):
+        yield Fault("task", f"its alphabet is of type {type(alphabet).__name__}, expected a text of characters")
     if not isinstance(longest, int) or longest < 1:
         yield Fault("task", f"its longest_prompt is {longest!r}, expected a number of tokens of at least 1")
 

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 import attrs
 import numpy as np
-from omegaconf import OmegaConf
 
+from hooktrainer.config.yaml_text import YamlError, read_yaml
 from hooktrainer.errors import ConfigError
 
 Kind: TypeAlias = Literal["generate", "train", "sync"]
@@ -140,8 +140,9 @@ def _measured(rows: list[dict[str, Any]], directory: Path, kind: Kind) -> Iterat
 
 def _updates_per_step(directory: Path) -> int:
     try:
-        return int(OmegaConf.load(directory / "config.yaml").trainer.parameter_sync_step)
-    except (OSError, AttributeError, TypeError, ValueError) as error:
+        text = (directory / "config.yaml").read_text(encoding="utf-8")
+        return int(read_yaml(text)["trainer"]["parameter_sync_step"])
+    except (OSError, LookupError, TypeError, ValueError, YamlError) as error:
         raise ConfigError(
             f"--train recorded:{directory}: its config.yaml has no trainer.parameter_sync_step, which is needed to "
             "divide the time of a step by its updates"

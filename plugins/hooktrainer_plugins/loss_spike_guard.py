@@ -39,7 +39,7 @@ class LossSpikeGuard(Plugin):
     1.48 median absolute deviations. A value that is not finite is a spike too, unless the update was skipped."""
 
     window: int = attrs.field(default=50, validator=ge(4))
-    """Number of last updates to compare with. No update is a spike until there are this many."""
+    """Number of last updates to compare with. No finite value is a spike until there are this many."""
 
     action: Literal["warn", "stop", "rollback"] = attrs.field(
         default="warn", validator=in_(("warn", "stop", "rollback"))

@@ -74,7 +74,9 @@ def test_plan_refuses_arguments_that_the_function_does_not_take(
 ) -> None:
     clip = ["algorithm.clip_ratio_low=null", "algorithm.clip_ratio_high=null"]
     assert main(["plan", QUICKSTART, *clip, *overrides]) == 2
-    assert message in without_sources(capsys.readouterr().err)
+    err = without_sources(capsys.readouterr().err)
+    assert message in err
+    assert len(err.splitlines()) == 2
 
 
 def test_arguments_are_refused_without_torch() -> None:
@@ -119,7 +121,9 @@ def test_plan_refuses_a_function_of_the_user_that_cannot_be_used(
     clip = ["algorithm.clip_ratio_low=null", "algorithm.clip_ratio_high=null"]
     given = [f"algorithm.{override.replace('{file}', str(file))}" for override in overrides]
     assert main(["plan", QUICKSTART, *clip, *given]) == 2
-    assert message.replace("{file}", str(file)) in without_sources(capsys.readouterr().err)
+    err = without_sources(capsys.readouterr().err)
+    assert message.replace("{file}", str(file)) in err
+    assert len(err.splitlines()) == 2
 
 
 def test_plan_accepts_a_function_of_the_user_with_its_argument(tmp_path: Path) -> None:

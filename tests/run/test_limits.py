@@ -159,3 +159,15 @@ LONG = "x" * 1_000_000
 def test_a_message_about_a_long_value_stays_short(override: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", QUICKSTART, override]) == 2
     assert len(capsys.readouterr().err) < 20_000
+
+
+def test_an_error_of_a_model_that_estimates_its_size_is_a_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.py").write_text(
+        "import attrs\nfrom hooktrainer.models.options import DecoderOptions\n\n"
+        "@attrs.frozen(kw_only=True)\nclass Odd(DecoderOptions):\n"
+        "    def size(self, *, vocab_size, max_length):\n        return self.sizes\n"
+    )
+    assert main(["plan", QUICKSTART, f"model.use={tmp_path}/odd.py:Odd"]) == 2
+    assert "AttributeError: 'Odd' object has no attribute 'sizes'" in capsys.readouterr().err
