@@ -179,7 +179,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def check(folder: Path, mode: str, whole: Path | None) -> None:
-    """Compare with the unbroken run, and with the data."""
+    """Compare with the uninterrupted run, and with the data. Only `drop` loses prompts, those that it counts."""
     found = rows(folder)
     assert [row["step"] for row in found] == list(range(1, len(found) + 1)), [row["step"] for row in found]
     assert found[-1]["ledger/imbalance"] == 0
@@ -188,10 +188,15 @@ def check(folder: Path, mode: str, whole: Path | None) -> None:
     last = folder / "runs" / "run" / "checkpoints" / f"step_{len(found):08d}"
     trained = json.loads((last / "state.json").read_text())["parts"]["learner"]["state"]["trained"]
     twice, missing = Counter(trained) - Counter(data), Counter(data) - Counter(trained)
-    dropped = found[-1].get("ledger/groups/dropped/stale", 0) if mode.endswith("-drop") else 0
+    total = {name.removeprefix("ledger/groups/"): value for name, value in found[-1].items()}
+    dropped = {name: value for name, value in total.items() if name.startswith("dropped/")}
+    lost = dropped.get("dropped/stale", 0) if mode.endswith("-drop") else 0
     assert not twice, twice
-    assert missing.total() <= dropped, missing
-    assert found[-1]["ledger/groups/trained"] == len(trained)
+    assert missing.total() == lost, (missing, dropped)
+    assert dropped.keys() <= {"dropped/stale", "dropped/restart"}, dropped
+    assert total["trained"] == len(trained)
+    assert total["outstanding"] == 0
+    assert total["dispatched"] == len(trained) + sum(dropped.values())
     if whole is not None:
         assert len(found) == STEPS
         assert found == rows(whole)
