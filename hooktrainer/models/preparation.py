@@ -67,7 +67,7 @@ def _faults(module: nn.Module, device: torch.device, uses_states: bool) -> Itera
         return
     if (mixed := _difference(first, _logits(module, texts)[:1])) > _IN_BATCH:
         yield (
-            f"gives a text log-probabilities that change by up to {mixed:.3g} with the other texts of its batch. Do "
+            f"gives log-probabilities of a text that change by up to {mixed:.3g} with the other texts of its batch. Do "
             "not use statistics of the batch in evaluation mode; BatchNorm needs track_running_stats=True"
         )
     if uses_states:

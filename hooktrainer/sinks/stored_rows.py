@@ -18,7 +18,7 @@ class StoredRow:
     text: bytes
     """The line as strict JSON, with its line feed."""
     strict: bool = True
-    """False if the line in the file has NaN or infinities, which JSON has not."""
+    """False if the line in the file has NaN or infinities, which are not valid JSON."""
 
     @classmethod
     def of(cls, line: bytes) -> StoredRow:

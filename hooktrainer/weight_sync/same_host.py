@@ -62,7 +62,7 @@ class SameHostTransport(VerifiedTransport):
         if not self._no_change_logged:
             reason = ", because the changes are lost in the cast to the engine's dtype" if moved else ""
             _LOG.warning(
-                "version %d contains no change: all weights equal those of the version before%s", version, reason
+                "version %d contains no change: all weights equal those of the previous version%s", version, reason
             )
             self._no_change_logged = True
 

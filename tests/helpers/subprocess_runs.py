@@ -118,7 +118,8 @@ class SubprocessRun:
 
     def _left(self) -> list[str]:
         temporary = [path.name for path in self._temporary.rglob("*")]
-        hidden = [str(path.relative_to(self.directory)) for path in self.directory.glob("runs/**/.*")]
+        found = self.directory.glob("runs/**/.*")
+        hidden = [str(path.relative_to(self.directory)) for path in found if path.name != ".no_step"]
         return [*_of_session(self.process.pid), *_orphans(self._shared), *temporary, *hidden]
 
 

@@ -150,7 +150,7 @@ LAYERS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     ),
     "statistics of the batch": (
         lambda states: functional.batch_norm(states.flatten(0, 1), None, None, training=True).view_as(states),
-        "gives a text log-probabilities that change by up to .* with the other texts of its batch",
+        "gives log-probabilities of a text that change by up to .* with the other texts of its batch",
     ),
 }
 

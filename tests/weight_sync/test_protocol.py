@@ -604,7 +604,7 @@ class TestUnchangedWeights:
             for version in range(3):
                 self.publish(transport, version, 0.5)
         assert [record.getMessage() for record in caplog.records] == [
-            "version 1 contains no change: all weights equal those of the version before"
+            "version 1 contains no change: all weights equal those of the previous version"
         ]
 
     def test_changes_lost_in_a_cast_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
