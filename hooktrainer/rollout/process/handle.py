@@ -106,7 +106,7 @@ class WorkerHandle:
         return [ended] if self._inbox.hung_up else [ended, self.connection]
 
     def is_dead(self, seconds: float | None = 0.0) -> bool:
-        """Return whether its process has ended, after waiting for at most `timeout` seconds."""
+        """Return whether its process has ended, after waiting for at most `seconds`."""
         return self._exit.wait(seconds)
 
     def exit_description(self) -> str:

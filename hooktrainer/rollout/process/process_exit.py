@@ -24,7 +24,7 @@ class ProcessExit:
         return self._descriptor
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for at most `timeout` seconds; return whether the process has exited."""
+        """Wait for at most `seconds`; return whether the process has exited."""
         return bool(wait([self._descriptor], seconds))
 
 
