@@ -9,7 +9,7 @@ import attrs
 from attrs.validators import ge, in_
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.errors import ConfigError, NonFiniteError
+from hooktrainer.errors import ConfigError, NonFiniteError, line_of
 from hooktrainer.events import FitStart, IterationEnd, StepStart
 from hooktrainer.metrics import Sum, plain
 from hooktrainer.plugin import port, state
@@ -51,7 +51,14 @@ class NonfiniteGuard(Plugin):
                 "it is True, `update` must skip an update that is not finite and report the number of skipped updates "
                 f"as `{SKIPPED}`. Or remove nonfinite_guard from the plugins."
             )
-        self.learner.skips_nonfinite = True
+        try:
+            self.learner.skips_nonfinite = True
+        except Exception as error:
+            raise ConfigError(
+                f"{type(self.learner).__name__}.skips_nonfinite cannot be set, but nonfinite_guard sets it to True: "
+                f"{line_of(error)}. Write `skips_nonfinite = False` in a class that is not frozen, or a property with "
+                "a setter. Or remove nonfinite_guard from the plugins."
+            ) from error
 
     @on(IterationEnd, priority=Priority.COLLECT, needs=["iteration.metrics"], adds=["metrics.row"])
     def count(self, event: IterationEnd) -> None:

@@ -110,6 +110,21 @@ def test_learner_without_skips_nonfinite_is_refused_at_fit_start() -> None:
         FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
 
 
+class ReadOnlyLearner(MinimalLearner):
+    """A learner whose attribute cannot be set."""
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        return False
+
+
+def test_learner_whose_skips_nonfinite_is_read_only_is_refused_at_fit_start() -> None:
+    guard = NonfiniteGuard(learner=ReadOnlyLearner(), run=FakeRunState())
+
+    with pytest.raises(ConfigError, match=r"ReadOnlyLearner\.skips_nonfinite cannot be set.*a property with a setter"):
+        FakeBus(guard, provides=["metrics.row"]).fire(FitStart)
+
+
 class NonFiniteInSomeUpdates:
     """An advantage estimator that returns NaN in some updates, and records the weights before each update."""
 
