@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 import attrs
-from attrs.validators import ge, in_
+from attrs.validators import ge, in_, le
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import RunError
@@ -32,8 +32,8 @@ class DiskSpace(Plugin):
 
     adds_metrics: ClassVar = ("perf/disk_free_gb",)
 
-    keep_free_gb: float = attrs.field(default=1.0, validator=ge(0))
-    """Gigabytes (10^9 bytes) that remain free after the last checkpoint of the run."""
+    keep_free_gb: float = attrs.field(default=1.0, validator=[ge(0), le(10**9)])
+    """Gigabytes (10^9 bytes) that remain free after the last checkpoint of the run, at most 10^9."""
 
     action: Literal["stop", "raise"] = attrs.field(default="stop", validator=in_(("stop", "raise")))
     """`stop` ends the run after this step, `raise` fails it. In both cases `checkpoint` still saves this step."""
