@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +49,7 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
     - It attaches to a fake bus.
     - The class and every option have a docstring; an attribute without a type is no option.
     - Its state is restored from a checkpoint without a change.
+    - Two plugins share no list, dict or set that is the default of an option.
     """
     if not isinstance(cls, type):
         name = type(cls).__name__
@@ -61,11 +64,24 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
         )
         assert key.isupper(), f"{text} = {value!r}, or write a constant in capital letters"
     plugin = cls(**options)
+    _check_shared(plugin, cls(**options), options)
     try:
         FakeBus(plugin, provides=_needed(plugin))
     except PlanError as error:
         raise AssertionError(f"{cls.__name__} does not attach: {error}") from error
     _check_state(plugin, cls(**options))
+
+
+def _check_shared(first: Plugin, second: Plugin, given: Mapping[str, object]) -> None:
+    """Check that two plugins share no mutable default."""
+    cls = type(first)
+    for field in attrs.fields(cls):
+        value = getattr(first, field.name, None)
+        shared = isinstance(value, (list, dict, set, bytearray, deque)) and value is getattr(second, field.name, None)
+        assert not shared or field.alias in given, (
+            f"{cls.__name__}: all plugins of the class share the default of '{field.name}', {value!r}; "
+            f"write {field.name} = attrs.field(factory={type(value).__name__})"
+        )
 
 
 def _needed(plugin: Plugin) -> dict[Any, Any]:
@@ -135,6 +151,8 @@ def check_order_independent(
     `plugins` are entries as in YAML, not objects: `"weight_sync"` or `{"use": "my_lab.stop:EarlyStop", "limit": 0.2}`.
     All rows must be equal, except for times. The plans may differ only in the order of handlers of equal priority.
 
+    `file.py:Class` is relative to the directory of the file that calls this function.
+
     `metrics` returns the metrics that the fake learner reports in an update, counted from 1. Include the keys that
     your plugins read: `metrics=lambda update: {"actor/ppo_kl": 0.1 * update}`. Sinks in the list are replaced by fakes.
     """
@@ -143,12 +161,23 @@ def check_order_independent(
             name = entry.__name__ if isinstance(entry, type) else type(entry).__name__
             text = f'such as "weight_sync" or {{"use": "package.module:{name}"}}'
             raise TypeError(f"check_order_independent takes entries as in YAML, {text}; found {entry!r}")
+    folder = Path(sys._getframe(1).f_code.co_filename).parent
+    plugins = [_absolute(entry, folder) for entry in plugins]
     expected_plan, expected_rows = _run(plugins, metrics, steps, iterations)
     for order in itertools.permutations(plugins):
         tied, rows = _run(order, metrics, steps, iterations)
         assert tied == expected_plan, f"the plans differ:\n  {[*plugins]}\n  {[*order]}"
         difference = _difference(expected_rows, rows)
         assert difference is None, f"the rows differ in {difference}:\n  {[*plugins]}\n  {[*order]}"
+
+
+def _absolute(entry: str | Mapping[str, object], folder: Path) -> str | Mapping[str, object]:
+    """Resolve `file.py:Class` of an entry against a directory."""
+    name = entry if isinstance(entry, str) else entry.get("use")
+    if not isinstance(name, str) or not name.partition(":")[0].endswith(".py"):
+        return entry
+    found = str(folder / name)
+    return found if isinstance(entry, str) else {**entry, "use": found}
 
 
 def _run(
