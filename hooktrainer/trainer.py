@@ -180,6 +180,7 @@ class Trainer:
 
     def _refill(self, replacements: Sequence[Replacement]) -> None:
         self.bus.interrupts.exit_if_copy()  # a copy has no threads that would end its wait
+        self.bus.interrupts.raise_failure()
         self._dispatcher.replace(replacements)
         self.ports.engine.pump()
 

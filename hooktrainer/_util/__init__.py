@@ -16,4 +16,5 @@ __all__ = [
     "shutdown",
     "signals",
     "streams",
+    "threads",
 ]

@@ -19,6 +19,8 @@ from typing import Final, Protocol
 
 import attrs
 
+from hooktrainer._util.threads import ReportingThread
+
 TICK_S: Final = 0.05
 _LONGEST_TICK_S: Final = 0.5
 """Limit of the time that is counted at once: a process that was stopped has not used its time."""
@@ -53,6 +55,10 @@ class Watched(Protocol):
         """Interrupt this part on the main thread, unless it ended in the meantime."""
         ...
 
+    def fail(self, error: BaseException) -> None:
+        """End the run at the next safe place: the thread has failed, so no hanging part would be interrupted."""
+        ...
+
 
 class HangWatch:
     """A thread that does nothing until one of `signals` arrives. Create and stop it on the main thread."""
@@ -64,7 +70,7 @@ class HangWatch:
         os.set_blocking(self._write, False)
         self._process = os.getpid()
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._run, name="hang-watch", daemon=True)
+        self._thread = ReportingThread(self._run, "hang-watch", watched.fail)
         self._thread.start()
 
     def notice(self, number: int) -> None:

@@ -19,7 +19,8 @@ from typing import Any, Final
 from hooktrainer._util.copies import exit_copy
 from hooktrainer._util.forks import HANDLED, call_in_forks
 from hooktrainer._util.hangs import HangWatch, Part, place
-from hooktrainer.errors import HungError
+from hooktrainer._util.threads import failure_of
+from hooktrainer.errors import HookTrainerError, HungError
 
 PATIENCE_S: Final = 0.5
 """Seconds to reach a safe place, before the running code is interrupted."""
@@ -65,6 +66,8 @@ class Interrupts:
         self.mode = Mode.AT_ONCE
         self.copied = False
         """Whether this process is a copy of that of the run, made by os.fork."""
+        self.due = False
+        """Whether `check` has something to do."""
         self.previous: dict[signal.Signals, Any] = {}
         """The handlers before the run."""
         self.closing_part: Callable[[], Part] = lambda: closing_part(None, "the end of the run")
@@ -73,6 +76,7 @@ class Interrupts:
         """Limit in seconds for a native call before the shutdown, which cannot be interrupted."""
         self.interrupted = ""
         """The method that was interrupted before the shutdown because it reached no safe place."""
+        self._failure: HookTrainerError | None = None
         self._early: list[BaseException] = []
         self._ctrl_c = 0
         self._overdue: Part | None = None
@@ -82,6 +86,7 @@ class Interrupts:
     def check(self) -> None:
         """Mark a safe place: end the run if a signal was received, even if its exception was caught before."""
         self.exit_if_copy()
+        self.raise_failure()
         if self.number is not None and self.mode is Mode.SOON:
             self.raise_it()
 
@@ -89,6 +94,16 @@ class Interrupts:
         """Exit if user code forked this process from that of the run."""
         if self.copied:
             exit_copy(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run at the next safe place: the current thread cannot continue."""
+        self._failure, self.due = failure_of(error), True
+
+    def raise_failure(self) -> None:
+        """Raise the error of `fail` once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def note(self, error: BaseException) -> None:
         """Record an error that is about to end a run, with its order relative to the first signal."""
@@ -129,6 +144,7 @@ class Interrupts:
             if self._ctrl_c > 1:
                 raise Aborted
         self.number = self.number or signal.Signals(number)
+        self.due = True
         if _watch is not None:
             _watch.notice(number)
         if self.mode is Mode.AT_ONCE:
@@ -173,7 +189,7 @@ def _mark_copy() -> None:
         _watch = None
     for interrupts in list(_all):
         interrupts.copied = True
-        interrupts.number = signal.SIGTERM  # so that the next safe place is checked
+        interrupts.number, interrupts.due = signal.SIGTERM, True
         for number, handler in interrupts.previous.items():
             signal.signal(number, handler)
     _installed = None
@@ -229,3 +245,4 @@ def _install() -> Iterator[Interrupts]:
                 theirs(interrupts.number, None)
     if interrupts.raised is None:
         interrupts.raise_it()
+        interrupts.raise_failure()

@@ -96,7 +96,7 @@ class PlannedSignal(blinker.NamedSignal):
         for handler in band.handlers:
             if handler.every is not None and not handler.due(event):
                 continue
-            if interrupts.number is not None:
+            if interrupts.due:
                 interrupts.check()
             bus.running = handler
             try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Final
 
+from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import CheckpointError
 from hooktrainer.ports import Snapshot
 
@@ -29,7 +30,7 @@ class Writer:
         self._writing: int | None = None
         """The step that is being written."""
         self._closing = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._warned = False
@@ -39,10 +40,10 @@ class Writer:
     def submit(self, snapshot: Snapshot, scores: Mapping[str, float]) -> None:
         """Queue a snapshot; block while another one is queued. Raises the error of an earlier write."""
         self.raise_error()
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._closing = False
             # A daemon thread does not delay a process that has to exit at once. A checkpoint is never half published.
-            self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
+            self._thread = ReportingThread(self._run, "checkpoint-writer", self._fail)
             self._thread.start()
         started = perf_counter()
         with self._changed:
@@ -98,10 +99,14 @@ class Writer:
                 self._changed.notify_all()
             try:
                 self._write(snapshot, scores)
-            except Exception as error:  # noqa: BLE001 (raised on the loop's thread)
-                with self._changed:
-                    self._error = self._error or error
+            except BaseException as error:  # noqa: BLE001 (raised on the loop's thread)
+                self._fail(error)
             finally:
                 with self._changed:
                     self._writing = None
                     self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or failure_of(error, CheckpointError)
+            self._changed.notify_all()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from hooktrainer._util.hangs import place_of_thread
-from hooktrainer.errors import RolloutError, repr_of
+from hooktrainer._util.threads import ReportingThread, failure_of
+from hooktrainer.errors import HookTrainerError, RolloutError
 from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Task, Trajectory
 from hooktrainer.rollout.engine import Engine, make_parts
 from hooktrainer.rollout.options import COUNT, SamplingOptions
@@ -90,25 +92,30 @@ class ThreadEngine(Engine):
         super().__init__(generator, weights)
         self._num_workers = workers
         self._workers: list[threading.Thread] = []
-        self._error: BaseException | None = None
+        self._failure: HookTrainerError | None = None
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Start the workers."""
         super().start(buffer)
         source = FairSource(buffer, self._num_workers)
         for number in range(self._num_workers):
-            # Daemon threads, since a thread that never returns from user code cannot be ended.
-            worker = threading.Thread(target=self._work, args=(source,), name=f"rollout-{number}", daemon=True)
+            work = partial(self._worker_loop(source).run, block=True)
+            worker = ReportingThread(work, f"rollout-{number}", self._fail)
             worker.start()
             self._workers.append(worker)
 
     def pump(self) -> None:
         """Raise the error of a worker that failed."""
-        if self._error is not None:
-            raise RolloutError(f"a rollout worker died: {repr_of(self._error)}") from self._error
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
-        """Close the buffer, which ends every wait there, and join the workers; abandon those that do not return."""
+        """Close the buffer, which ends every wait there, and join the workers; abandon those that do not return.
+
+        Raises the error of a worker that failed before and that `pump` has not raised.
+        """
+        failure, self._failure = self._failure, None
         self._stopped.set()
         self._weights.resume()  # wakes workers that wait in a sync that was interrupted
         if self._buffer is not None:
@@ -121,13 +128,13 @@ class ThreadEngine(Engine):
                 text = "%s did not return within %g s and is abandoned; it is in %s"
                 _LOG.warning(text, worker.name, GRACE_S, place_of_thread(worker))
         self._buffer = None
+        if failure is not None:
+            raise failure
 
-    def _work(self, source: FairSource) -> None:
-        try:
-            self._worker_loop(source).run(block=True)
-        except BaseException as error:  # noqa: BLE001 - raised again by `pump` on the loop's thread
-            self._error = error
-            source.close()
+    def _fail(self, error: BaseException) -> None:
+        self._failure = failure_of(error, RolloutError)
+        if self._buffer is not None:
+            self._buffer.close()  # wakes the loop, which calls `pump`
 
 
 @attrs.frozen(kw_only=True)

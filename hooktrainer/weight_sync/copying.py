@@ -14,6 +14,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from hooktrainer._util.threads import failure_of
+from hooktrainer.errors import SyncError
 from hooktrainer.weight_sync.buckets import Bucket
 from hooktrainer.weight_sync.checksums import as_bytes, checksum
 
@@ -56,8 +58,15 @@ def _copy_all(memory: Mapping[str, _Memory], threads: int) -> Mapping[str, tuple
     def work() -> list[tuple[str, tuple[int, int]]]:
         return [(name, _copy(memory[name])) for name in remaining]
 
+    def work_of_thread() -> list[tuple[str, tuple[int, int]]]:
+        try:
+            return work()
+        except BaseException as error:  # noqa: BLE001 (another one is raised)
+            failure = failure_of(error, SyncError)
+            raise failure from failure.__cause__
+
     with ThreadPoolExecutor(threads - 1, thread_name_prefix="weight_sync") as pool:
-        others = [pool.submit(work) for _ in range(threads - 1)]
+        others = [pool.submit(work_of_thread) for _ in range(threads - 1)]
         return dict(itertools.chain(work(), *(other.result() for other in others)))
 
 

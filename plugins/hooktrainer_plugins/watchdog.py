@@ -12,6 +12,7 @@ import attrs
 from attrs.validators import and_, ge, gt, le
 
 from hooktrainer import Plugin, Priority, on
+from hooktrainer.errors import RunError, repr_of
 from hooktrainer.events import FitEnd, FitStart, StepStart
 
 
@@ -20,7 +21,7 @@ class Watchdog(Plugin):
     """Print the stack of every thread to standard error while a step hangs; the run continues.
 
     The start and the end of the run are watched like steps. A call that holds the GIL is printed
-    once it releases it.
+    once it releases it. If the watchdog thread fails, the run ends before the next step.
     """
 
     timeout_s: float = attrs.field(default=600.0, validator=and_(gt(0), le(10**6)))
@@ -32,18 +33,20 @@ class Watchdog(Plugin):
     _where: tuple[str, float] = attrs.field(default=("", 0.0), init=False, repr=False)  # read by the other thread
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False, repr=False, eq=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False, repr=False)
+    _failure: BaseException | None = attrs.field(default=None, init=False, repr=False)
 
     @on(FitStart, priority=Priority.PREPARE)
     def start(self, _event: FitStart) -> None:
         """Start the watchdog thread."""
         self._where = ("the start of the run", monotonic())
         # A daemon thread does not keep the process alive; this one holds no resources of other components.
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._guarded, name="watchdog", daemon=True)
         self._thread.start()
 
     @on(StepStart, priority=Priority.PREPARE)
     def restart_for_step(self, event: StepStart) -> None:
-        """Restart the time for a new step, without waking the watchdog thread."""
+        """Restart the time for a new step, without waking the watchdog thread. Raises `RunError` if it failed."""
+        self._raise_failure()
         self._where = (f"step {event.step}", monotonic())
 
     @on(FitEnd, priority=Priority.PREPARE)
@@ -53,12 +56,24 @@ class Watchdog(Plugin):
 
     @on(FitEnd, priority=Priority.CLEANUP)
     def stop(self, _event: FitEnd) -> None:
-        """Stop the watchdog thread."""
+        """Stop the watchdog thread. Raises `RunError` if it failed."""
         thread, self._thread = self._thread, None
         with self._changed:
             self._changed.notify_all()
         if thread is not None:
             thread.join()
+        self._raise_failure()
+
+    def _guarded(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:  # noqa: BLE001 (raised by the next handler)
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise RunError(f"the thread watchdog failed: {repr_of(failure)}") from failure
 
     def _watch(self) -> None:
         place, reports = self._where, 0

@@ -109,6 +109,11 @@ class WorkerHandle:
         """Return whether its process has ended, after waiting for at most `seconds`."""
         return self._exit.wait(seconds)
 
+    def raise_if_unwatched(self) -> None:
+        """Raise the error of the thread that waited for its exit, if there is one."""
+        if self._exit.failure is not None:
+            raise self._exit.failure
+
     def exit_description(self) -> str:
         """Describe how its process ended."""
         self.process.join()

@@ -133,6 +133,7 @@ class WorkerFailed:
     """From a worker: it cannot continue."""
 
     error: PackedError
+    thread: str
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - it is the cause of another error

@@ -10,7 +10,8 @@ from multiprocessing.connection import wait
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from hooktrainer.errors import RolloutError
+from hooktrainer._util.threads import ReportingThread, failure_of
+from hooktrainer.errors import HookTrainerError, RolloutError, line_of
 from hooktrainer.metrics import Sum
 from hooktrainer.ports import Floats, Group, ReplayBuffer, Tokens
 from hooktrainer.rollout.process.broadcast import Broadcast
@@ -70,7 +71,7 @@ class WorkerPool:
         self._closing = False
         self._changed = threading.Condition()
         self._broadcast = Broadcast(self._changed, sync_timeout_s, lambda: self.error)
-        self.error: BaseException | None = None
+        self.error: HookTrainerError | None = None
         """The error that ended generation."""
 
     def start(self, buffer: ReplayBuffer) -> None:
@@ -79,9 +80,8 @@ class WorkerPool:
         for number in range(self._num_workers):
             self._workers.append(WorkerHandle(number, 0, self._config, self._sets))
         for task in (self._feed, self._listen):
-            thread = threading.Thread(
-                target=self._guarded, args=(task, buffer), name=f"rollout{task.__name__}", daemon=True
-            )
+            fail = partial(self._fail, buffer)
+            thread = ReportingThread(partial(task, buffer), f"rollout{task.__name__}", fail)
             thread.start()
             self._threads.append(thread)
 
@@ -154,14 +154,11 @@ class WorkerPool:
         self.raise_if_failed()
         return asked
 
-    def _guarded(self, task: Callable[[ReplayBuffer], None], buffer: ReplayBuffer) -> None:
-        try:
-            task(buffer)
-        except BaseException as error:  # noqa: BLE001 - raised again on the loop's thread, which `close` wakes
-            with self._changed:
-                self.error = self.error or error
-                self._changed.notify_all()
-            buffer.close()
+    def _fail(self, buffer: ReplayBuffer, error: BaseException) -> None:
+        with self._changed:
+            self.error = self.error or failure_of(error, RolloutError)
+            self._changed.notify_all()
+        buffer.close()  # wakes the loop
 
     def _feed(self, buffer: ReplayBuffer) -> None:
         while True:
@@ -204,8 +201,9 @@ class WorkerPool:
                 self._detector.check(number, fingerprints)
                 self._stats.record(metrics)
                 buffer.finish(worker.groups.pop(number), trajectories)
-            case WorkerFailed(error):
-                raise RolloutError(f"{worker} cannot continue") from error.unpack()
+            case WorkerFailed(error, thread):
+                cause = error.unpack()
+                raise RolloutError(f"{worker} cannot continue: its thread {thread} failed: {line_of(cause)}") from cause
             case GroupFailed(number, error, reason):
                 buffer.fail(worker.groups.pop(number), error.unpack(), reason)
             case _:
@@ -234,6 +232,7 @@ class WorkerPool:
             self._changed.notify_all()
         if self._closing:
             return ()
+        worker.raise_if_unwatched()
         for group in lost:
             error = RolloutError(f"{worker} {how} while it answered group {group.number}")
             buffer.fail(group, error, "worker_died")

@@ -6,17 +6,24 @@ The sentinel of `multiprocessing` is a pipe, which stays open as long as any pro
 from __future__ import annotations
 
 import os
-import threading
+import signal
 import weakref
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import wait
+
+from hooktrainer._util.threads import ReportingThread, failure_of
+from hooktrainer.errors import HookTrainerError
 
 
 class ProcessExit:
     """Can be waited for, like a connection: it is readable once a child process has exited, reaped or not."""
 
     def __init__(self, pid: int) -> None:
-        self._descriptor = _opened(pid)
+        self._pid = pid
+        self.failure: HookTrainerError | None = None
+        """The error of the thread that waited for the exit; the process is killed then."""
+        self._descriptor = self._opened()
         weakref.finalize(self, os.close, self._descriptor).atexit = False
 
     def fileno(self) -> int:
@@ -27,19 +34,29 @@ class ProcessExit:
         """Wait for at most `seconds`; return whether the process has exited."""
         return bool(wait([self._descriptor], seconds))
 
+    def _opened(self) -> int:
+        try:
+            return os.pidfd_open(self._pid)
+        except (AttributeError, OSError):  # an old kernel, or a sandbox that forbids the call
+            readable, writable = os.pipe()
+            fail = partial(self._fail, writable)
+            ReportingThread(partial(_write_at_exit, self._pid, writable), f"exit-of-{self._pid}", fail).start()
+            return readable
 
-def _opened(pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an old kernel, or a sandbox that forbids the call
-        readable, writable = os.pipe()
-        threading.Thread(target=_write_at_exit, args=(pid, writable), name=f"exit-of-{pid}", daemon=True).start()
-        return readable
+    def _fail(self, writable: int, error: BaseException) -> None:
+        self.failure = failure_of(error)
+        with suppress(OSError):
+            os.kill(self._pid, signal.SIGKILL)
+        _write(writable)
 
 
 def _write_at_exit(pid: int, writable: int) -> None:
-    """Wait for a child process, and write to a pipe. Closing the pipe is not enough, since a fork may hold it open."""
     with suppress(ChildProcessError):  # it was reaped already
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _write(writable)
+
+
+def _write(writable: int) -> None:
+    """Write to a pipe. Closing the pipe is not enough, since a fork may hold it open."""
     with open(writable, "wb", buffering=0) as pipe, suppress(OSError):
         pipe.write(b"x")

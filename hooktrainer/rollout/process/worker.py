@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from time import sleep
 from typing import Final
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hooktrainer._util.copies import exit_copy
-from hooktrainer._util.forks import call_in_forks
+from hooktrainer._util.threads import ReportingThread
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generation import Generator
 from hooktrainer.rollout.process.messages import (
@@ -50,17 +51,17 @@ _ORPHAN_CHECK_S: Final = 0.5
 
 def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tensor]) -> None:
     """Run a worker until the engine, the process `engine`, closes the connection or dies."""
-    _end_with(engine)
+    source = RemoteGroupSource(connection)
+    _end_with(engine, source.report)
     # Neither blocked nor ignored: processes that a task starts would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     call_in_forks(lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     atexit.register(gc.freeze)  # otherwise the last garbage collection visits all objects of torch
-    source = RemoteGroupSource(connection)
     try:
         worker = Worker(source, config, sets)
     except BaseException as error:  # noqa: BLE001 - the engine raises it
-        source.send(WorkerFailed(PackedError.of(error)))
+        source.report(error)
         return
     worker.start()
     try:
@@ -70,7 +71,7 @@ def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tens
         worker.stop()
 
 
-def _end_with(engine: int) -> None:
+def _end_with(engine: int, on_failure: Callable[[BaseException], None]) -> None:
     """End this process, and those that it starts, with the process `engine`.
 
     A process that the engine forked may hold the other end of the connection open.
@@ -89,7 +90,7 @@ def _end_with(engine: int) -> None:
         kill_orphans()
 
     atexit.register(kill_orphans)  # first, so that it is called last
-    threading.Thread(target=watch, name="orphan-check", daemon=True).start()
+    ReportingThread(watch, "orphan-check", on_failure).start()
 
 
 class RemoteGroupSource:
@@ -116,6 +117,13 @@ class RemoteGroupSource:
                 self._connection.send(message)
         except OSError:
             self.close()
+
+    def report(self, error: BaseException) -> None:
+        """Report that a thread of this worker failed; exit if that is not possible."""
+        try:
+            self.send(WorkerFailed(PackedError.of(error), threading.current_thread().name))
+        except BaseException:  # noqa: BLE001 - the engine notices that the process ended
+            os._exit(1)
 
     def put(self, groups: Sequence[Group]) -> None:
         """Add groups that the engine sent."""
@@ -184,7 +192,8 @@ class Worker:
         self._stopped = threading.Event()
         self._generator = generator
         self._worker_loop = WorkerLoop(generator, source, source.stats, self._stopped, source.add_fingerprints)
-        self._thread = threading.Thread(target=self._generate, name="rollout", daemon=True)
+        generate = partial(self._worker_loop.run, block=True)
+        self._thread = ReportingThread(generate, "rollout", source.report)
 
     def start(self) -> None:
         """Report that the worker is ready, and start to generate."""
@@ -198,7 +207,7 @@ class Worker:
                 self._source.put(groups)
             case Release(ticket, index):
                 self._source.stats.begin_sync()
-                threading.Thread(target=self._release, args=(ticket, index), daemon=True).start()
+                ReportingThread(partial(self._release, ticket, index), "release", self._source.report).start()
             case Pause(ticket):
                 self._modules.pause()
                 self._source.send(Acknowledged(ticket))
@@ -230,9 +239,3 @@ class Worker:
             return self._generator.logprobs(tokens)
         except Exception as error:  # noqa: BLE001 - the engine raises it in the sync
             return PackedError.of(error)
-
-    def _generate(self) -> None:
-        try:
-            self._worker_loop.run(block=True)
-        except BaseException as error:  # noqa: BLE001 - the engine raises it
-            self._source.send(WorkerFailed(PackedError.of(error)))
