@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hooktrainer._util.copies import exit_copy
+from hooktrainer._util.forks import call_in_forks
 from hooktrainer._util.threads import ReportingThread
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generation import Generator
