@@ -315,15 +315,17 @@ class TestCheckPlugin:
         check_plugin(Keeps)
 
     def test_set_restored_in_another_order_passes(self) -> None:
-        members = set(range(100))
-        members.difference_update({*range(100)} - {1, 32})
-        assert [*members] != [*{*[*members]}]
+        def large_once() -> set[int]:
+            members = set(range(100))
+            members.difference_update({*range(100)} - {1, 32})
+            assert [*members] != [*{*[*members]}]
+            return members
 
         @attrs.define
         class Keeps(Plugin):
             """Keeps a set that was large once."""
 
-            kept: set[int] = state(factory=lambda: members)
+            kept: set[int] = state(factory=large_once)
 
             def state_dict(self) -> dict[str, object]:
                 return {"kept": self.kept}

@@ -142,17 +142,17 @@ class WorkerHandle:
     def kill(self) -> None:
         """Send SIGKILL to the process, and to all processes that it started."""
         if os.getpid() == self._engine:  # not in a copy of the engine's process that exits
-            self.kill_group()
+            self._kill_group()
             self.process.kill()
 
-    def kill_group(self) -> None:
+    def _kill_group(self) -> None:
         """Kill the processes that it started, except those with a session of their own."""
         with suppress(ProcessLookupError, PermissionError):  # there is none, or it runs as another user
             os.killpg(self._pid, signal.SIGKILL)
 
     def sever(self) -> None:
         """Kill what a dead worker has left running, and wake threads that are sending to it."""
-        self.kill_group()
+        self._kill_group()
         self._shut_down(socket.SHUT_RDWR)  # what has arrived can still be read
 
     def close(self) -> None:
