@@ -88,4 +88,4 @@ def test_the_test_of_the_example_plugin_passes(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ}, check=False)
 
-    assert "3 passed" in done.stdout, done.stdout
+    assert "6 passed" in done.stdout, done.stdout
