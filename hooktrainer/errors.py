@@ -148,7 +148,7 @@ def message_of(error: object) -> str:
     """Return the text of any error, or of any other object, also if its `__str__` raises."""
     try:
         text = str(error)
-    except Exception as another:  # noqa: BLE001 (code of a user)
+    except (Exception, SystemExit) as another:  # noqa: BLE001 (code of a user)
         return f"(the __str__ of {type(error).__name__} raised {type(another).__name__})"
     return shortened(text)
 
@@ -162,7 +162,7 @@ def repr_of(error: BaseException) -> str:
     """Return the `repr` of any error; its type and text if its `__repr__` raises."""
     try:
         return shortened(repr(error))
-    except Exception:  # noqa: BLE001 (code of a user)
+    except (Exception, SystemExit):  # noqa: BLE001 (code of a user)
         return line_of(error)
 
 
@@ -170,7 +170,7 @@ def traceback_of(error: BaseException) -> str:
     """Return the traceback of any error as text."""
     try:
         return shortened("".join(traceback.format_exception(error)), MAX_TRACEBACK)
-    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
+    except (Exception, SystemExit):  # noqa: BLE001 (attributes of a user's error may raise)
         return f"{''.join(traceback.format_tb(error.__traceback__))}{line_of(error)}\n"
 
 
@@ -178,7 +178,7 @@ def notes_of(error: BaseException) -> list[str]:
     """Return the notes of any error, also if its `__notes__` is not a list."""
     try:
         notes: object = error.__notes__
-    except Exception:  # noqa: BLE001 (it has none, or the attribute raises)
+    except (Exception, SystemExit):  # noqa: BLE001 (it has none, or the attribute raises)
         return []
     return [message_of(note) for note in notes] if isinstance(notes, (list, tuple)) else [message_of(notes)]
 
@@ -187,7 +187,7 @@ def add_note(error: BaseException, note: str) -> None:
     """Add a note to any error, also if its class overrides `add_note` or its `__notes__` is not a list."""
     try:
         BaseException.add_note(error, note)
-    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
+    except (Exception, SystemExit):  # noqa: BLE001 (attributes of a user's error may raise)
         with suppress(Exception):
             error.__notes__ = [*notes_of(error), note]
 
@@ -222,7 +222,7 @@ def _shown(error: BaseException, first: BaseException) -> str:
         view = traceback.TracebackException.from_exception(error)
         _leave_out(view, error, first)
         return shortened("".join(view.format()))
-    except Exception:  # noqa: BLE001 (attributes of a user's error may raise)
+    except (Exception, SystemExit):  # noqa: BLE001 (attributes of a user's error may raise)
         return traceback_of(error)
 
 

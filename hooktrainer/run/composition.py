@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import Fields, init_fields, key_paths, option_name
 from hooktrainer.config.scalars import INVALID, EnvironmentText, Unread, holds
 from hooktrainer.config.sections import COMPONENTS, SECTIONS
-from hooktrainer.errors import ConfigError, PlanError
+from hooktrainer.errors import MAX_FAULTS, ConfigError, PlanError
 from hooktrainer.events import FitStart
 from hooktrainer.learner.options import CriticOptions
 from hooktrainer.plugin import Plugin, option_fields, port_fields
@@ -75,10 +76,13 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
     built = {key: _component(key, getattr(config, key, INVALID), faults.at(key)) for key in COMPONENTS}
     plugins = getattr(config, "plugins", INVALID)
     items = plugins if isinstance(plugins, tuple) else getattr(plugins, "items", [INVALID])
-    _check_end(config, built["task"], faults)
-    _check_answers(config, built["rollout"], faults)
+    with _absorbing(faults.at("task")):
+        _check_end(config, built["task"], faults)
+    with _absorbing(faults.at("rollout")):
+        _check_answers(config, built["rollout"], faults)
     _check_functions(config, built["rollout"], faults)
-    _check_sizes(config, built, faults)
+    with _absorbing(faults):
+        _check_sizes(config, built, faults)
     readable = [item for item in items if isinstance(item, PluginEntry)]
     placed = [(item, _entry(item, config, attrs.evolve(faults, address=item.address))) for item in readable]
     for item, entry in placed:
@@ -120,15 +124,22 @@ def _classes_of(config: Config | Unread) -> dict[str, str]:
 def _component(section: str, use: Use | Unread, faults: Faults) -> Any:
     if isinstance(use, Unread):
         return INVALID
-    try:
+    built: Any = INVALID
+    with _absorbing(faults):
         cls = KIND_OF_SECTION[section].resolve(use.use)
-    except ConfigError as error:
-        faults.absorb(error)
-        return INVALID
-    fields = init_fields(cls)
-    built = read_fields(cls, fields, use.options, faults, use.use)
-    _settle_variables(use.options, built, fields)
+        fields = init_fields(cls)
+        built = read_fields(cls, fields, use.options, faults, use.use)
+        _settle_variables(use.options, built, fields)
     return built
+
+
+@contextmanager
+def _absorbing(faults: Faults) -> Iterator[None]:
+    """Turn an error of user code, such as a property of a task, into a fault."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (any error of user code)
+        faults.absorb(error)
 
 
 def _settle_variables(options: Mapping[str, object], built: object, fields: Fields) -> None:
@@ -200,10 +211,7 @@ def _check_sizes(config: Config | Unread, built: Mapping[str, Any], faults: Faul
     parts = {**built, **{name: getattr(config, name, INVALID) for name in names}}
     if any(isinstance(part, Unread) for part in parts.values()) or not isinstance(parts["rollout"], SamplingOptions):
         return
-    try:
-        faults.found.extend(limit_faults(Sizes(**parts)))
-    except Exception as error:  # noqa: BLE001 (any error of a property or method of the user)
-        faults.absorb(error)
+    faults.found.extend(limit_faults(Sizes(**parts)))
 
 
 def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> PlacedPlugin | None:
@@ -246,7 +254,7 @@ def _check(plugin: Plugin, config: Config, faults: Faults) -> None:
 
 
 def _sentences(returned: Any) -> Iterator[Any]:
-    yield from [returned] if isinstance(returned, str) else returned or ()
+    yield from [returned] if isinstance(returned, str) else islice(returned or (), MAX_FAULTS)
 
 
 def _port_names(cls: type[Plugin], field: attrs.Attribute[Any], value: object, faults: Faults) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ A part of the user may make any metric. Unless its metrics are declared, no opti
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, cast
+from typing import Final
 
 from hooktrainer.bus.plan import Plan
 from hooktrainer.config import Config
@@ -82,7 +82,8 @@ def _made(config: Config, plan: Plan) -> Sequence[str] | None:
 
 def _declared(cls: type[Plugin]) -> tuple[str, ...] | None:
     """Return the metrics that the class itself declares, since a subclass may make others than its base."""
-    return cast("tuple[str, ...] | None", vars(cls).get("adds_metrics"))
+    declared = vars(cls).get("adds_metrics")
+    return declared if isinstance(declared, tuple) else None
 
 
 _OF_LOSSES: Final = {"decoupled_ppo": ("behaviour_weight", "behaviour_weight_capfrac")}

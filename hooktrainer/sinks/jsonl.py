@@ -124,14 +124,18 @@ class JsonlSink:
         kept = sorted(rows)
         fresh = b"".join(rows[at].text for at in kept)
         repairs = found.repairs(step)
+        aside = self._set_aside(data) if repairs or found.unreadable else self.path
         if repairs:
-            aside = self._set_aside(data)
             files.replace(self.path, fresh)
             _LOG.warning("%s was repaired: %s; the earlier file is kept as %s", self.path, repairs, aside.name)
         elif len(fresh) < len(data):
             os.truncate(self.path, len(fresh))
         self._written = -1
-        self._log_gaps(step, kept, found.unreadable)
+        if found.unreadable:
+            numbers = ", ".join(map(str, found.unreadable))
+            text = "%s: unreadable rows after step %d were deleted: line %s; the earlier file is kept as %s"
+            _LOG.warning(text, self.path, step, numbers, aside.name)
+        self._log_gaps(step, kept)
         return sorted({row.step for row in found.rows} - rows.keys())
 
     def close(self) -> None:
@@ -158,10 +162,7 @@ class JsonlSink:
         files.write(aside, data)
         return aside
 
-    def _log_gaps(self, step: int, kept: Sequence[int], unreadable: Sequence[int]) -> None:
-        if unreadable:
-            numbers = ", ".join(map(str, unreadable))
-            _LOG.warning("%s: unreadable rows after step %d were deleted: line %s", self.path, step, numbers)
+    def _log_gaps(self, step: int, kept: Sequence[int]) -> None:
         first = kept[0] if kept else 1  # the run may have started in another directory
         ran_here = self._existed or any(self.directory.glob("checkpoints/step_*"))
         expected = range(first, step + 1) if kept or ran_here else ()

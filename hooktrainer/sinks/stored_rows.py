@@ -29,7 +29,7 @@ class StoredRow:
             step = row["step"]
         except (LookupError, TypeError, RecursionError) as error:
             raise ValueError(f"it has no step ({error!r})") from error
-        if type(step) is not int:
+        if type(step) is not int or step < 1:
             raise ValueError(f"its step is {constants[0] if step is None and constants else step!r}")
         return cls(step, f"{json.dumps(row)}\n".encode() if constants else line, strict=not constants)
 

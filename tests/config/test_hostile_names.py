@@ -110,3 +110,26 @@ def test_a_path_below_an_unknown_home_directory_is_a_fault(tmp_path: Path, optio
     (found,) = faults(tmp_path, PLUGINS, f"run.{option}=~nouser/x")
     assert found.startswith(f"run.{option}: expected ")
     assert load(tmp_path, PLUGINS, "run.dir=./~nouser").run.dir == Path("~nouser").absolute()
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("alphabet = property(lambda self: int('x'))", "invalid literal for int() with base 10: 'x'"),
+        ("longest_prompt = property(lambda self: 1 / 0)", "ZeroDivisionError: division by zero"),
+        ("alphabet = property(lambda self: exit(0))", "SystemExit: 0"),
+        ("extra: int = attrs.field(factory=lambda: 1 / 0)", "task: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_error_of_a_property_of_a_task_is_a_fault(tmp_path: Path, body: str, found: str) -> None:
+    text = "import attrs\nfrom hooktrainer.tasks.addition import Addition\n\n"
+    (tmp_path / "odd.py").write_text(f"{text}@attrs.frozen(kw_only=True)\nclass Odd(Addition):\n    {body}\n")
+    assert any(found in fault for fault in faults(tmp_path, PLUGINS, "task.use=odd.py:Odd"))
+
+
+def test_a_check_without_end_is_cut(tmp_path: Path) -> None:
+    text = "import attrs\nfrom itertools import repeat\nfrom hooktrainer import Plugin\n\n"
+    (tmp_path / "odd.py").write_text(
+        f"{text}@attrs.define\nclass Odd(Plugin):\n    def check(self, config):\n        return repeat('no')\n"
+    )
+    assert set(faults(tmp_path, BASE + "plugins: [weight_sync, {use: 'odd.py:Odd'}]\n")) == {"plugins[1]: no"}
