@@ -175,8 +175,10 @@ class TestRewind:
         assert sink.rewind(2) == [4]
         assert steps(tmp_path) == [1, 2]
         assert [record.getMessage() for record in caplog.records] == [
-            f"{sink.path}: unreadable rows after step 2 were deleted: line 3, 5; the earlier file is kept as "
-            "metrics.jsonl.set_aside"
+            (
+                f"{sink.path}: unreadable rows after step 2 were deleted: line 3, 5; the earlier file is kept as "
+                "metrics.jsonl.set_aside"
+            )
         ]
 
     @pytest.mark.parametrize(
