@@ -11,9 +11,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+import hooktrainer
 from helpers.subprocess_runs import CONFIG, FIT, PROCESSES, SubprocessRun, config
 
-README = Path(__file__).parents[2] / "hooktrainer" / "run" / "README.md"
+README = Path(hooktrainer.__file__).parent / "run" / "README.md"
 SAVING = "{use: checkpoint, every: 1, patience_s: 2}"
 OWN_LIMIT_S = 2.0
 """The timeout, or `patience_s`, that the rows with a limit of their own are run with."""
@@ -170,9 +171,9 @@ def remove(run: SubprocessRun) -> None:
 
 
 def fill(run: SubprocessRun) -> None:
-    path = run.directory / "runs/run/metrics.jsonl"
-    path.unlink()
-    path.symlink_to("/dev/full")
+    full = run.directory / "full"
+    full.symlink_to("/dev/full")
+    full.replace(run.directory / "runs/run/metrics.jsonl")
 
 
 TEN = "trainer.total_steps=10"
