@@ -136,6 +136,7 @@ def test_the_plugin_of_the_readme_is_the_example() -> None:
     assert f"{example.strip()}\n```" in (ROOT / "README.md").read_text()
 
 
+@whole_project
 @pytest.mark.parametrize("page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=named)
 def test_links_have_a_target(page: Path) -> None:
     wrong = []

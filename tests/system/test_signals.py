@@ -15,7 +15,7 @@ import pytest
 
 from helpers.subprocess_runs import CONFIG, FAULTY_PLUGINS, FIT, PROCESSES, SubprocessRun, config
 
-GRACE_S = 5
+GRACE_S = 10
 SAVING = "{use: checkpoint, every: 1000}"
 
 
