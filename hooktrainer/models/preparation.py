@@ -17,6 +17,8 @@ from hooktrainer.models.precision import to_single_precision
 _LOG: Final = logging.getLogger("hooktrainer")
 _REPEATED: Final = 1e-3
 """Allowed difference of a log-probability between two equal passes."""
+_TRIES: Final = 8
+"""Passes that must all change the global random state, before the model counts as one that draws."""
 _IN_BATCH: Final = 0.05
 """Allowed difference between a pass over one text and one over a batch; half precision rounds them differently."""
 
@@ -53,9 +55,11 @@ def prepare_policy(module: nn.Module, *, uses_states: bool) -> None:
 
 def _faults(module: nn.Module, device: torch.device, uses_states: bool) -> Iterator[str]:
     texts = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]], device=device)
-    before = _random_state(device)
-    first = _logits(module, texts[:1])
-    drawn = not torch.equal(before, _random_state(device))
+    drawn = True
+    for _ in range(_TRIES):  # another thread may draw from the global generator during a pass
+        before = _random_state(device)
+        first = _logits(module, texts[:1])
+        drawn = drawn and not torch.equal(before, _random_state(device))
     with torch.enable_grad():  # as the differentiated pass
         again = _difference(first, _logits(module, texts[:1]))
     if drawn or again > _REPEATED:
