@@ -55,11 +55,9 @@ def prepare_policy(module: nn.Module, *, uses_states: bool) -> None:
 
 def _faults(module: nn.Module, device: torch.device, uses_states: bool) -> Iterator[str]:
     texts = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]], device=device)
-    drawn = True
-    for _ in range(_TRIES):  # another thread may draw from the global generator during a pass
-        before = _random_state(device)
-        first = _logits(module, texts[:1])
-        drawn = drawn and not torch.equal(before, _random_state(device))
+    first = _logits(module, texts[:1])
+    # Another thread may draw from the global generator during one pass.
+    drawn = all(_draws(module, texts[:1], device) for _ in range(_TRIES))
     with torch.enable_grad():  # as the differentiated pass
         again = _difference(first, _logits(module, texts[:1]))
     if drawn or again > _REPEATED:
@@ -86,6 +84,12 @@ def _faults(module: nn.Module, device: torch.device, uses_states: bool) -> Itera
 
 def _logits(module: nn.Module, tokens: Tensor) -> Tensor:
     return cast("Policy", module)(tokens, None, logits_to_keep=tokens.shape[1])
+
+
+def _draws(module: nn.Module, tokens: Tensor, device: torch.device) -> bool:
+    before = _random_state(device)
+    _logits(module, tokens)
+    return not torch.equal(before, _random_state(device))
 
 
 def _difference(first: Tensor, second: Tensor) -> float:
