@@ -92,6 +92,7 @@ class SubprocessRun:
         out, self.err = self.process.communicate()
         self._limit.cancel()
         self.out += out.splitlines()
+        sys.stdout.write(f"exit code {self.process.returncode}\n{self.err}")  # shown if the test fails
         return self.process.returncode
 
     @property

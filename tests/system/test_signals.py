@@ -87,10 +87,9 @@ def test_signal_during_a_wait_for_groups_saves_the_last_complete_step(tmp_path: 
         "            threading.Event().wait()\n        return super().score(truth, answer)\n"
     )
     # Two steps of four groups with two answers each; nothing more is ever sampled.
-    run = fit(tmp_path, config(plugins=[SAVING]), "task.use=later.py:Later", "rollout.batching=group")
-    run.until("AT score")
-    while not (tmp_path / "runs/run/metrics.jsonl").exists() or run.rows() != [1, 2]:
-        time.sleep(0.01)
+    text = config(plugins=[SAVING], at="iteration_start", step=3, act="continue")
+    run = fit(tmp_path, text, "task.use=later.py:Later", "rollout.batching=group")
+    run.until("AT", times=2)  # step 3 has begun, so the row of step 2 is on disk, and no more groups come
     sent = run.send(signal.SIGTERM)
 
     assert run.ended() == 143
