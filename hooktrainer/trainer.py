@@ -163,7 +163,8 @@ class Trainer:
             "timing_s/update_actor": Sum(ports.clock.now() - sampled),
             "training/global_step": Last(step),
         }
-        metrics = joined(learned, ports.engine.take_metrics(), ports.buffer.take_metrics(), timing)
+        others = (ports.engine.take_metrics(), ports.buffer.take_metrics(), ports.prompts.take_metrics())
+        metrics = joined(learned, *others, timing)
         self.bus.emit(IterationEnd(step=step, version=version, iteration=iteration, metrics=metrics, **ages), record)
         return batch
 

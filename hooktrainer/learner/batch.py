@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hooktrainer.ports import Group, Prompt, Tokens, Trajectory
+from hooktrainer.ports import Example, Group, Prompt, Tokens, Trajectory
 
 
 @attrs.frozen(eq=False)
@@ -107,4 +107,4 @@ def _padded(
 def _without_tokens(pad_id: int) -> Group:
     nothing = np.empty(0, dtype=np.int64)
     answer = Trajectory(tokens=nothing, logprobs=nothing.astype(np.float32), score=0.0, versions=nothing)
-    return Group(number=-1, stamp=0, prompt=Prompt("", np.array([pad_id])), trajectories=(answer,))
+    return Group(number=-1, stamp=0, prompt=Prompt(Example(""), np.array([pad_id])), trajectories=(answer,))

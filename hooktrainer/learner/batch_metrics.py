@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hooktrainer.metrics import Max, Mean, Metric, Min, Sum
-from hooktrainer.ports import Group
+from hooktrainer.ports import Group, Trajectory
 
 
 def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
@@ -23,6 +23,8 @@ def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
     num_tokens = sum(prompts) + sum(responses)
     return {
         **_spread("critic/score", scores),
+        "critic/exact_match/mean": _mean([trajectory.exact for trajectory in trajectories]),
+        **_reported(trajectories),
         **_spread("critic/rewards", scores),
         **_spread("response_length", responses),
         **_spread("prompt_length", prompts),
@@ -31,6 +33,15 @@ def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
         "global_seqlen/max": Max(num_tokens),
         "global_seqlen/min": Min(num_tokens),
     }
+
+
+def _reported(trajectories: Sequence[Trajectory]) -> Mapping[str, Metric]:
+    """Return the mean of each number that the task reported, over the answers for which it was reported."""
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            values.setdefault(f"reward/{name}/mean", []).append(value)
+    return {key: _mean(found) for key, found in values.items()}
 
 
 def _spread(key: str, values: Sequence[float]) -> Mapping[str, Metric]:

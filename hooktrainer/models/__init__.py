@@ -1,8 +1,9 @@
-"""Language models: the built-in decoder, its options, LoRA adapters and scoring."""
+"""Language models: the built-in decoder and those of Hugging Face, their tokenizers, options, adapters and scoring."""
 
 from __future__ import annotations
 
 __all__ = [
+    "character_tokenizer",
     "decoder",
     "kv_cache",
     "lora",

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import attrs
 from attrs.validators import and_, ge, in_, instance_of
 
+from hooktrainer.errors import ConfigError
+from hooktrainer.models.character_tokenizer import CharTokenizer
 from hooktrainer.models.size import ModelSize
+from hooktrainer.ports import CharacterTask, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,8 +20,25 @@ _COUNT: Final = and_(instance_of(int), ge(1))
 _BYTES: Final = 4  # of a 32-bit value
 
 
+class CharacterModel:
+    """Base of models that read characters: their tokenizer is made from the alphabet of a task."""
+
+    def tokenizer(self, task: Task) -> CharTokenizer:
+        """Return a tokenizer over the alphabet of a task. Raises `ConfigError` if the task has none."""
+        if not isinstance(task, CharacterTask):
+            raise ConfigError(
+                f"the model reads characters, and the task {type(task).__name__} has no `alphabet`. Use a model with "
+                "its own tokenizer, such as `model: {use: huggingface, path: ...}`"
+            )
+        return CharTokenizer(task.alphabet)
+
+    def default_prompt_length(self, task: CharacterTask) -> int:
+        """Return the number of tokens of the longest prompt of a task."""
+        return task.longest_prompt
+
+
 @attrs.frozen(kw_only=True)
-class DecoderOptions:
+class DecoderOptions(CharacterModel):
     """A decoder-only transformer with RMSNorm, trained from scratch."""
 
     layers: int = attrs.field(default=3, validator=_COUNT)

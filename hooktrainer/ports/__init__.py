@@ -7,31 +7,37 @@ from hooktrainer.ports.groups import (
     SCORE_TOLERANCE,
     Ages,
     Batch,
+    Example,
     FailureReason,
     Floats,
     Group,
     Lost,
+    Messages,
     Prompt,
     Replacement,
     Tokens,
     Trajectory,
 )
 from hooktrainer.ports.learner import KLControl, Learner, SupportsLogprobs, SupportsSkipping, SupportsTrainable
+from hooktrainer.ports.models import Tokenizer
 from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
 from hooktrainer.ports.rollout import RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful, step_key_fault
-from hooktrainer.ports.tasks import PromptSource, Task
+from hooktrainer.ports.tasks import Answer, CharacterTask, PromptSource, Score, Task
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
 
 __all__ = [
     "SCORE_TOLERANCE",
     "STRATEGIES",
     "Ages",
+    "Answer",
     "Batch",
     "BestMetric",
     "Canary",
+    "CharacterTask",
     "CheckpointStore",
     "Clock",
+    "Example",
     "FailureReason",
     "Floats",
     "Group",
@@ -39,6 +45,7 @@ __all__ = [
     "KLControl",
     "Learner",
     "Lost",
+    "Messages",
     "Prompt",
     "PromptSource",
     "Replacement",
@@ -48,6 +55,7 @@ __all__ = [
     "RewindableSink",
     "RolloutEngine",
     "RunState",
+    "Score",
     "Sink",
     "Snapshot",
     "Stateful",
@@ -57,6 +65,7 @@ __all__ = [
     "SupportsSkipping",
     "SupportsTrainable",
     "Task",
+    "Tokenizer",
     "Tokens",
     "Trajectory",
     "WeightHolder",

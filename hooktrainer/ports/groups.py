@@ -1,8 +1,10 @@
-"""The data of a run: prompts, trajectories, groups and batches. NumPy only, no tensors."""
+"""The data of a run: examples, prompts, trajectories, groups and batches. NumPy only, no tensors."""
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, TypedDict
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import attrs
 import numpy as np
@@ -13,19 +15,47 @@ from hooktrainer.errors import RunError
 
 Tokens: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
-SCORE_TOLERANCE: Final = 1e-6
-"""Difference up to which scores are equal: partial credit is a sum with rounding errors, which may be of float32."""
+SCORE_TOLERANCE: Final = 1e-9
+"""Difference up to which scores are equal: partial credit is a sum with rounding errors."""
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""A conversation: messages with `role` and `content`, and further keys that a chat template reads."""
+
+_EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@attrs.frozen
+class Example:
+    """One row of a task: a prompt, and the data that its answers are scored with."""
+
+    prompt: str | Messages
+    """A text, or the messages of a conversation."""
+    row: Mapping[str, Any] = _EMPTY
+    """Columns of the data by name: the truth, and everything else that reward functions read. Plain JSON values."""
+    number: int = 0
+    """Number of the row in its data, from 0."""
+    source: str = ""
+    """Name of the data that the row comes from, if a task mixes several."""
+
+    @property
+    def text(self) -> str:
+        """The prompt as one text, for errors and logs."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in self.prompt)
 
 
 @attrs.frozen(eq=False)
 class Prompt:
-    """A question that the policy answers `rollout.n` times."""
+    """A tokenized example, which the policy answers `rollout.n` times."""
 
-    text: str
+    example: Example
     tokens: Tokens
     """Shape (Q,)."""
-    truth: str = ""
-    """Reference that the task compares answers with."""
+
+    @property
+    def text(self) -> str:
+        """The prompt as one text, for errors and logs."""
+        return self.example.text
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -37,17 +67,20 @@ class Trajectory:
     logprobs: Floats
     """Log-probabilities under the behaviour policy, at the sampling temperature. Shape (T,)."""
     score: float
-    """Score of the task, in [0, 1]."""
+    """Score of the task."""
+    exact: bool = attrs.field()
+    """Whether the answer has full marks; by default, whether the score is 1."""
+    metrics: Mapping[str, float] = _EMPTY
+    """Further numbers that the task reports for the answer, by name."""
     text: str = ""
     truncated: bool = False
     """Whether the answer was cut off at `rollout.max_response_length`."""
     versions: Tokens
     """Version that each token was sampled from, non-decreasing. Shape (T,)."""
 
-    @property
-    def exact(self) -> bool:
-        """Whether the answer has full marks."""
-        return self.score >= 1.0 - SCORE_TOLERANCE
+    @exact.default
+    def _exact(self) -> bool:
+        return abs(self.score - 1.0) <= SCORE_TOLERANCE
 
     @property
     def span(self) -> int:

@@ -1,16 +1,64 @@
-"""Ports of tasks, which provide prompts and scores, and of the tokenized prompts of a run."""
+"""Ports of tasks, which provide examples and score answers, and of the tokenized prompts of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from hooktrainer.ports.groups import Prompt
+import attrs
+
+from hooktrainer.ports.groups import Example, Prompt, Tokens
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """An answer to be scored."""
+
+    text: str
+    """Text up to the end token, without special tokens."""
+    tokens: Tokens
+    """Tokens as they were sampled, shape (T,)."""
+    truncated: bool = False
+    """Whether the answer was cut off at `rollout.max_response_length`."""
+
+
+@attrs.frozen
+class Score:
+    """The score of one answer."""
+
+    value: float
+    """Any finite number; more is better."""
+    exact: bool | None = None
+    """Whether the answer has full marks; None compares the value with 1."""
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
+    """Further numbers to report for the answer, by name."""
 
 
 @runtime_checkable
 class Task(Protocol):
-    """Prompts whose answers can be scored."""
+    """Examples whose answers can be scored."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of examples of one epoch; None if it is endless."""
+        ...
+
+    def train(self, seed: int) -> Iterator[Example]:
+        """Yield the training examples of an epoch."""
+        ...
+
+    def heldout(self, size: int) -> Sequence[Example]:
+        """Return at most `size` fixed examples that `train` never yields."""
+        ...
+
+    def score(self, example: Example, answers: Sequence[Answer]) -> Sequence[float | Score]:
+        """Return the score of each answer to an example: a finite number, or a `Score`."""
+        ...
+
+
+@runtime_checkable
+class CharacterTask(Task, Protocol):
+    """A task over a small alphabet, which the character tokenizer of the built-in model reads."""
 
     @property
     def alphabet(self) -> str:
@@ -19,27 +67,7 @@ class Task(Protocol):
 
     @property
     def longest_prompt(self) -> int:
-        """Number of characters of the longest prompt."""
-        ...
-
-    @property
-    def size(self) -> int | None:
-        """Number of prompts of one epoch; None if it is endless."""
-        ...
-
-    def train(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Yield the training prompts of an epoch as pairs (text, truth); `score` gets the truth."""
-        ...
-
-    def heldout(self, size: int) -> Sequence[tuple[str, str]]:
-        """Return at most `size` fixed pairs (text, truth) that `train` never yields."""
-        ...
-
-    def score(self, truth: str, answer: str) -> float:
-        """Return a score in [0, 1], which may be partial credit; 1 only for an exact answer.
-
-        A score within `SCORE_TOLERANCE` of 0 or 1 counts as 0 or 1, so that rounding errors of a sum do not matter.
-        """
+        """Number of characters of the longest prompt, the default of `rollout.max_prompt_length`."""
         ...
 
 
@@ -58,6 +86,10 @@ class PromptSource(Protocol):
 
     def heldout(self, count: int) -> Sequence[Prompt]:
         """Return the first `count` held-out prompts, always the same ones; fewer if there are fewer."""
+        ...
+
+    def take_metrics(self) -> Mapping[str, object]:
+        """Return the metrics since the last call."""
         ...
 
     def state_dict(self) -> Mapping[str, object]:

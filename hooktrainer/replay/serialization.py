@@ -8,22 +8,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hooktrainer.ports import Group, Prompt, Trajectory
+from hooktrainer.ports import Example, Group, Messages, Prompt, Trajectory
 
 
 def pack_prompts(prompts: Collection[Prompt]) -> Mapping[str, object]:
     """Return prompts as columns, the input of `unpack_prompts`."""
     return {
-        "text": [prompt.text for prompt in prompts],
-        "truth": [prompt.truth for prompt in prompts],
+        "prompt": [_json_prompt(prompt.example) for prompt in prompts],
+        "row": [dict(prompt.example.row) for prompt in prompts],
+        "example": np.array([prompt.example.number for prompt in prompts], np.int64),
+        "source": [prompt.example.source for prompt in prompts],
         **_packed("tokens", [prompt.tokens for prompt in prompts], np.int64),
     }
 
 
 def unpack_prompts(state: Mapping[str, Any]) -> list[Prompt]:
     """Return the prompts packed by `pack_prompts`."""
-    rows = zip(state["text"], _unpacked("tokens", state), state["truth"], strict=True)
-    return [Prompt(text, tokens, truth) for text, tokens, truth in rows]
+    columns = (state["prompt"], state["row"], state["example"].tolist(), state["source"])
+    return [
+        Prompt(Example(*example), tokens)
+        for example, tokens in zip(zip(*columns, strict=True), _unpacked("tokens", state), strict=True)
+    ]
 
 
 def pack_groups(groups: Sequence[Group]) -> Mapping[str, object]:
@@ -35,6 +40,8 @@ def pack_groups(groups: Sequence[Group]) -> Mapping[str, object]:
         "prompt": pack_prompts([group.prompt for group in groups]),
         "answers": np.array([len(group.trajectories) for group in groups], np.int64),
         "score": np.array([answer.score for answer in answers], np.float64),
+        "exact": np.array([answer.exact for answer in answers], np.bool_),
+        "metrics": [dict(answer.metrics) for answer in answers],
         "truncated": np.array([answer.truncated for answer in answers], np.bool_),
         "text": [answer.text for answer in answers],
         **_packed("tokens", [answer.tokens for answer in answers], np.int64),
@@ -45,12 +52,10 @@ def pack_groups(groups: Sequence[Group]) -> Mapping[str, object]:
 
 def unpack_groups(state: Mapping[str, Any]) -> list[Group]:
     """Return the groups packed by `pack_groups`."""
-    columns = (state["score"].tolist(), state["truncated"].tolist(), state["text"])
-    rows = zip(*columns, *(_unpacked(key, state) for key in ("tokens", "logprobs", "versions")), strict=True)
-    answers = iter(
-        Trajectory(tokens=tokens, logprobs=logprobs, score=score, text=text, truncated=truncated, versions=versions)
-        for score, truncated, text, tokens, logprobs, versions in list(rows)
-    )
+    names = ("score", "exact", "truncated", "text", "metrics", "tokens", "logprobs", "versions")
+    plain = [state[name].tolist() for name in names[:3]] + [state[name] for name in names[3:5]]
+    rows = zip(*plain, *(_unpacked(name, state) for name in names[5:]), strict=True)
+    answers = iter([Trajectory(**dict(zip(names, row, strict=True))) for row in rows])
     heads = zip(
         state["number"].tolist(),
         state["stamp"].tolist(),
@@ -62,6 +67,10 @@ def unpack_groups(state: Mapping[str, Any]) -> list[Group]:
         Group(number=number, stamp=stamp, prompt=prompt, trajectories=tuple(next(answers) for _ in range(count)))
         for number, stamp, prompt, count in heads
     ]
+
+
+def _json_prompt(example: Example) -> str | Messages:
+    return example.prompt if isinstance(example.prompt, str) else [dict(message) for message in example.prompt]
 
 
 def _packed(key: str, arrays: Sequence[NDArray[Any]], dtype: type) -> Mapping[str, object]:

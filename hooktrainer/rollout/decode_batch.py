@@ -60,7 +60,7 @@ class DecodeBatch:
         version: int,
         *,
         options: SamplingOptions,
-        eos_id: int,
+        eos_ids: frozenset[int],
         device: torch.device,
         slots: int,
         length: int,
@@ -69,7 +69,7 @@ class DecodeBatch:
         self.version = version
         self._model = model
         self._options = options
-        self._eos_id = eos_id
+        self._eos_ids = eos_ids
         self._device = device
         self._fingerprint = fingerprint
         self._cache = model.new_cache(slots, length)
@@ -102,7 +102,7 @@ class DecodeBatch:
             request.tokens.append(token)
             request.logprobs.append(logprob)
             request.versions.append(self.version)
-            request.ended = token == self._eos_id
+            request.ended = token in self._eos_ids
             request.complete = request.ended or len(request.tokens) == self._options.max_response_length
             if request.complete:
                 done.append(row)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hooktrainer.ports import Floats, GroupSource, Prompt, ReplayBuffer, Task, Tokens, Trajectory
+from hooktrainer.ports import Floats, GroupSource, Prompt, ReplayBuffer, Tokens, Trajectory
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.rollout.worker_loop import WorkerLoop
-from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hooktrainer.ports import Weights
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer
@@ -83,14 +81,12 @@ class Engine:
         return WorkerLoop(self._generator, source, self._stats, self._stopped, self._weights.detector.check)
 
 
-def make_parts(
-    options: SamplingOptions, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
-) -> tuple[Generator, DoubleBuffer]:
+def make_parts(options: SamplingOptions, config: GeneratorConfig) -> tuple[Generator, DoubleBuffer]:
     """Return a generator and its weights, for an engine that generates in this process."""
     from hooktrainer.models.policy import full_state
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
 
-    modules = ModulePair(policy, options.sync_timeout_s)
-    generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=options)
+    modules = ModulePair(config.policy, options.sync_timeout_s)
+    generator = Generator(config, options, modules)
     return generator, DoubleBuffer([full_state(module) for module in modules.modules], modules)

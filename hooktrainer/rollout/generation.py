@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from typing import cast
 
 import numpy as np
 import torch
 
-from hooktrainer._util.copies import copies_ended
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.errors import RolloutError
 from hooktrainer.models.policy import Policy, full_state
-from hooktrainer.ports import SCORE_TOLERANCE, Floats, Group, Prompt, Task, Tokens, Trajectory
+from hooktrainer.ports import Answer, Floats, Group, Prompt, Tokens, Trajectory
 from hooktrainer.rollout.decode_batch import DecodeBatch, Request
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.sampler import uniform_draws
-from hooktrainer.tasks.tokenizer import CharTokenizer
+from hooktrainer.rollout.scoring import score_answers
 from hooktrainer.weight_sync.double_buffer import ModulePair
 from hooktrainer.weight_sync.torn_reads import Fingerprint, end_tensors
 
@@ -26,14 +25,13 @@ from hooktrainer.weight_sync.torn_reads import Fingerprint, end_tensors
 class Generator:
     """Answers prompts with the weights in use. Thread-safe."""
 
-    def __init__(
-        self, *, weights: ModulePair, tokenizer: CharTokenizer, task: Task, seed: int, options: SamplingOptions
-    ) -> None:
+    def __init__(self, config: GeneratorConfig, options: SamplingOptions, weights: ModulePair) -> None:
         self.weights = weights
         self.options = options
-        self._tokenizer = tokenizer
-        self._task = task
-        self._seed = seed
+        self._tokenizer = config.tokenizer
+        self._task = config.task
+        self._seed = config.seed
+        self._max_length = config.max_length
 
     def requests(self, group: Group) -> list[Request]:
         """Return the `n` requests of a group, with the random numbers of the group."""
@@ -52,10 +50,10 @@ class Generator:
                 cast("Policy", module),
                 version,
                 options=self.options,
-                eos_id=self._tokenizer.eos_id,
+                eos_ids=frozenset(self._tokenizer.eos_ids),
                 device=next(iter(state.values())).device,
                 slots=slots,
-                length=self._task.longest_prompt + self.options.max_response_length,
+                length=self._max_length,
                 fingerprint=lambda: Fingerprint.of(version, ends),
             )
 
@@ -83,34 +81,30 @@ class Generator:
                     batch.admit(requests[start : start + slots])
                     while batch.rows:
                         batch.step()
-        return self.trajectories(requests)
+        return [answer for request in requests for answer in self.trajectories(request.prompt, [request])]
 
-    def trajectories(self, requests: Sequence[Request]) -> list[Trajectory]:
-        """Score complete requests; raise `RolloutError` on non-finite logits or an invalid score."""
-        return [self._trajectory(request) for request in requests]
-
-    def _trajectory(self, request: Request) -> Trajectory:
-        logprobs = np.array(request.logprobs, dtype=np.float32)
-        if not np.isfinite(logprobs).all():
+    def trajectories(self, prompt: Prompt, requests: Sequence[Request]) -> list[Trajectory]:
+        """Score the complete requests of a prompt; raise `RolloutError` on non-finite logits or an invalid score."""
+        logprobs = [np.array(request.logprobs, dtype=np.float32) for request in requests]
+        if not all(np.isfinite(values).all() for values in logprobs):
             raise RolloutError("the model's logits are not finite, so no token can be sampled")
-        tokens = np.array(request.tokens, dtype=np.int64)
-        text = self._tokenizer.decode(tokens)
-        return Trajectory(
-            tokens=tokens,
-            logprobs=logprobs,
-            score=self._score(request.prompt, text),
-            text=text,
-            truncated=not request.ended,
-            versions=np.array(request.versions, dtype=np.int64),
-        )
-
-    def _score(self, prompt: Prompt, text: str) -> float:
-        with copies_ended():
-            score: object = self._task.score(prompt.truth, text)
-        if not isinstance(score, (Real, np.bool_)) or not -SCORE_TOLERANCE <= float(score) <= 1.0 + SCORE_TOLERANCE:
-            raise RolloutError(
-                f"{type(self._task).__name__}.score returned {score!r} for the answer {text!r} to {prompt.text!r}; "
-                "expected a number from 0 to 1"
+        answers = [self._answer(request) for request in requests]
+        return [
+            Trajectory(
+                tokens=answer.tokens,
+                logprobs=values,
+                score=score.value,
+                exact=bool(score.exact),
+                metrics=score.metrics,
+                text=answer.text,
+                truncated=answer.truncated,
+                versions=np.array(request.versions, dtype=np.int64),
             )
-        nearest = float(round(float(score)))
-        return nearest if abs(float(score) - nearest) <= SCORE_TOLERANCE else float(score)
+            for request, answer, values, score in zip(
+                requests, answers, logprobs, score_answers(self._task, prompt.example, answers), strict=True
+            )
+        ]
+
+    def _answer(self, request: Request) -> Answer:
+        tokens = np.array(request.tokens, dtype=np.int64)
+        return Answer(self._tokenizer.decode(tokens), tokens, truncated=not request.ended)

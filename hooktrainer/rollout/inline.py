@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import attrs
 
-from hooktrainer.ports import RolloutEngine, Task
+from hooktrainer.ports import RolloutEngine
 from hooktrainer.rollout.engine import Engine, make_parts
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import SamplingOptions
-from hooktrainer.tasks.tokenizer import CharTokenizer
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class InlineEngine(Engine):
@@ -33,8 +27,6 @@ class InlineEngine(Engine):
 class InlineOptions(SamplingOptions):
     """Sample on the loop's thread: synchronous and reproducible."""
 
-    def build(
-        self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
-    ) -> RolloutEngine:
-        """Build the engine; `policy` returns a new module of the learner's architecture at each call."""
-        return InlineEngine(*make_parts(self, policy=policy, tokenizer=tokenizer, task=task, seed=seed))
+    def build(self, config: GeneratorConfig) -> RolloutEngine:
+        """Build the engine."""
+        return InlineEngine(*make_parts(self, config))

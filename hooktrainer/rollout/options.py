@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, Protocol, runtime_checkable
 
 import attrs
-from attrs.validators import and_, ge, gt, in_, instance_of, le
+from attrs.validators import and_, ge, gt, in_, instance_of, le, optional
 
 COUNT = and_(instance_of(int), ge(1))
 
@@ -20,6 +20,13 @@ class SamplingOptions:
     """Sampling temperature. The learner computes log-probabilities at the same temperature."""
     max_response_length: int = attrs.field(default=16, validator=COUNT)
     """Largest number of tokens of an answer, the end token included."""
+    max_prompt_length: int | None = attrs.field(default=None, validator=optional(COUNT))
+    """Largest number of tokens of a prompt; the longest prompt of a task over characters, else 512, if left out."""
+    overlong_prompts: Literal["filter", "error", "left", "right"] = attrs.field(
+        default="filter", validator=in_(("filter", "error", "left", "right"))
+    )
+    """Longer prompts are left out and counted in `data/filtered_too_long` (`filter`), fail the run (`error`), or are
+    cut on one side (`left`, `right`)."""
     batching: Literal["continuous", "group"] = attrs.field(default="continuous", validator=in_(("continuous", "group")))
     """`continuous`: the slot of an answer that ends is refilled at once, so a long answer delays no other. `group`: a
     worker decodes one group at a time, so log-probabilities repeat bit for bit. Tokens repeat with either."""

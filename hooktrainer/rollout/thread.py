@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -14,14 +14,12 @@ import attrs
 from hooktrainer._util.hangs import place_of_thread
 from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import HookTrainerError, RolloutError
-from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Task, Trajectory
+from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Trajectory
 from hooktrainer.rollout.engine import Engine, make_parts
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import COUNT, SamplingOptions
-from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
@@ -144,9 +142,6 @@ class ThreadOptions(SamplingOptions):
     workers: int = attrs.field(default=1, validator=COUNT)
     """Worker threads."""
 
-    def build(
-        self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
-    ) -> RolloutEngine:
-        """Build the engine; `policy` returns a new module of the learner's architecture at each call."""
-        parts = make_parts(self, policy=policy, tokenizer=tokenizer, task=task, seed=seed)
-        return ThreadEngine(*parts, self.workers)
+    def build(self, config: GeneratorConfig) -> RolloutEngine:
+        """Build the engine."""
+        return ThreadEngine(*make_parts(self, config), self.workers)

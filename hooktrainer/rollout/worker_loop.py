@@ -105,7 +105,7 @@ class WorkerLoop:
         self._scheduler.done(group)
 
     def _score(self, group: Group, requests: Sequence[Request]) -> Sequence[Trajectory]:
-        answers: Sequence[Trajectory] | None = self._generator.trajectories(requests)
+        answers: Sequence[Trajectory] | None = self._generator.trajectories(group.prompt, requests)
         expected = self._generator.options.n
         if answers is None or len(answers) != expected:
             found = "nothing" if answers is None else f"{len(answers)} answers"

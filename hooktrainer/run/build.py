@@ -16,15 +16,16 @@ from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import port_fields
-from hooktrainer.ports import KLControl, Task
+from hooktrainer.ports import KLControl, Task, Tokenizer
 from hooktrainer.replay.buffer import GroupBuffer
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.run.composition import Composition, composition_of, require_runnable
 from hooktrainer.run.directory import RunDirectory
+from hooktrainer.run.limits import prompt_length
 from hooktrainer.run.loading import dump
 from hooktrainer.run.registry import SINKS
 from hooktrainer.run.resume import check_resume, previous_config, warn_of_changes
-from hooktrainer.tasks.prompts import TaskPrompts
-from hooktrainer.tasks.tokenizer import CharTokenizer
+from hooktrainer.tasks.prompts import PromptLimit, TaskPrompts
 from hooktrainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -74,13 +75,17 @@ def _ports(composition: Composition) -> Ports:
 
     config, task, rollout = composition.config, composition.task, composition.rollout
     _set_up_libraries(config)
-    tokenizer = CharTokenizer(task.alphabet)
-    prompts = _prompts(config, task, tokenizer)
-    policy = partial(
-        composition.model.build,
-        vocab_size=tokenizer.vocab_size,
-        max_length=task.longest_prompt + rollout.max_response_length,
+    tokenizer = composition.model.tokenizer(task)
+    limit = PromptLimit(prompt_length(rollout, composition.model, task), rollout.overlong_prompts)
+    prompts = _prompts(config, task, tokenizer, limit)
+    max_length = limit.max_length + rollout.max_response_length
+    policy = partial(composition.model.build, vocab_size=tokenizer.vocab_size, max_length=max_length, seed=config.seed)
+    generator = GeneratorConfig(
+        policy=partial(in_single_precision, policy),
+        tokenizer=tokenizer,
+        task=task,
         seed=config.seed,
+        max_length=max_length,
     )
     model = policy()
     check_vocabulary(model, tokenizer.vocab_size)
@@ -96,9 +101,7 @@ def _ports(composition: Composition) -> Ports:
     )
     return Ports(
         learner=learner,
-        engine=rollout.build(
-            policy=partial(in_single_precision, policy), tokenizer=tokenizer, task=task, seed=config.seed
-        ),
+        engine=rollout.build(generator),
         buffer=GroupBuffer(config.replay),
         transport=SameHostTransport(),
         prompts=prompts,
@@ -108,10 +111,12 @@ def _ports(composition: Composition) -> Ports:
     )
 
 
-def _prompts(config: Config, task: Task, tokenizer: CharTokenizer) -> TaskPrompts:
+def _prompts(config: Config, task: Task, tokenizer: Tokenizer, limit: PromptLimit) -> TaskPrompts:
     """Return the prompts of the run. Raise `ConfigError` unless there is one mini-batch."""
     try:
-        prompts = TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs)
+        prompts = TaskPrompts(
+            task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs, limit=limit
+        )
         prompts.require(config.trainer.ppo_mini_batch_size)
     except ConfigError as error:
         error.place("task")

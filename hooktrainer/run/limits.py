@@ -18,7 +18,10 @@ from hooktrainer.config.fields import default_of, init_fields, option_name
 from hooktrainer.config.sections import TrainerConfig
 from hooktrainer.errors import Fault
 from hooktrainer.learner.options import CriticOptions, OptimOptions
+from hooktrainer.models.options import CharacterModel
 from hooktrainer.models.size import ModelSize
+from hooktrainer.ports import CharacterTask
+from hooktrainer.rollout.options import SamplingOptions
 
 MAX_UPDATES: Final = 1_000_000
 """Optimizer updates of one step; a step takes days before it writes its first row with more."""
@@ -29,7 +32,6 @@ _BYTES: Final = 4
 """Bytes of a 32-bit value."""
 _MOST: Final = 10**30
 """Larger numbers are shown as this one."""
-_SPECIAL_TOKENS: Final = 2
 _BYTES_PER_ANSWER: Final = 500
 _BYTES_PER_PROMPT: Final = 300
 _SHORTEST: Final = 2
@@ -55,10 +57,10 @@ class Sizes:
 
     def memory(self) -> Mapping[str, int]:
         """Return the bytes that each part of the run requires at least."""
-        longest: int = self.task.longest_prompt + self.rollout.max_response_length
+        longest: int = prompt_length(self.rollout, self.model, self.task) + self.rollout.max_response_length
         size = ModelSize(parameters=0)
         if hasattr(self.model, "size"):  # a model of the user may have no estimate
-            size = self.model.size(vocab_size=len(self.task.alphabet) + _SPECIAL_TOKENS, max_length=longest)
+            size = self.model.size(vocab_size=self.model.tokenizer(self.task).vocab_size, max_length=longest)
         groups = self.trainer.ppo_mini_batch_size * (1 + self.trainer.num_warmup_batches)
         rows: int = self.rollout.slots if self.rollout.batching == "continuous" else self.rollout.n
         tokens = max(self._answers_of_a_pass() * _SHORTEST, longest)
@@ -83,16 +85,31 @@ class Sizes:
         return min(answers, self.optim.micro_batch_size or answers)
 
 
+def prompt_length(rollout: SamplingOptions, model: Any, task: Any) -> int:
+    """Return the largest number of tokens of a prompt, of the options or by default."""
+    configured = rollout.max_prompt_length
+    return int(model.default_prompt_length(task) if configured is None else configured)
+
+
 def limit_faults(sizes: Sizes) -> Iterator[Fault]:
     """Yield the faults of sizes above a limit, each at the option that exceeds it."""
     yield from _update_faults(sizes)
-    yield from list(_task_faults(sizes.task)) or list(_worker_faults(sizes)) or _memory_faults(sizes)
+    yield from list(_task_faults(sizes.model, sizes.task)) or list(_worker_faults(sizes)) or _memory_faults(sizes)
 
 
-def _task_faults(task: Any) -> Iterator[Fault]:
-    longest, alphabet = getattr(task, "longest_prompt", None), getattr(task, "alphabet", None)
-    if not isinstance(alphabet, str):
-        yield Fault("task", f"its alphabet is of type {type(alphabet).__name__}, expected a text of characters")
+def _task_faults(model: Any, task: Any) -> Iterator[Fault]:
+    if not isinstance(model, CharacterModel):
+        return
+    if not isinstance(task, CharacterTask):
+        text = (
+            f"{type(task).__name__} has no `alphabet` and `longest_prompt`, which a model that reads characters "
+            "requires. Use a model with its own tokenizer, such as `model: {use: huggingface, path: ...}`"
+        )
+        yield Fault("task", text)
+        return
+    longest: object = task.longest_prompt
+    if not isinstance(task.alphabet, str):
+        yield Fault("task", f"its alphabet is of type {type(task.alphabet).__name__}, expected a text of characters")
     if not isinstance(longest, int) or longest < 1:
         yield Fault("task", f"its longest_prompt is {longest!r}, expected a number of tokens of at least 1")
 

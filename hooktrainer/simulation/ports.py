@@ -10,7 +10,18 @@ from typing import Any, Final
 import numpy as np
 
 from hooktrainer.errors import StarvedError
-from hooktrainer.ports import Batch, Floats, Group, Prompt, Replacement, ReplayBuffer, Tokens, Trajectory, WeightHolder
+from hooktrainer.ports import (
+    Batch,
+    Example,
+    Floats,
+    Group,
+    Prompt,
+    Replacement,
+    ReplayBuffer,
+    Tokens,
+    Trajectory,
+    WeightHolder,
+)
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.simulation.virtual_clock import VirtualClock
@@ -257,11 +268,15 @@ class NumberedPrompts:
 
     def take(self, count: int) -> Sequence[Prompt]:
         """Return the next prompts."""
-        return [Prompt(str(number), np.array([number])) for number in itertools.islice(self._numbers, count)]
+        return [Prompt(Example(str(number)), np.array([number])) for number in itertools.islice(self._numbers, count)]
 
     def heldout(self, count: int) -> Sequence[Prompt]:
         """Return no prompts."""
         return [][:count]
+
+    def take_metrics(self) -> Mapping[str, object]:
+        """Return no metrics."""
+        return {}
 
     def state_dict(self) -> Mapping[str, object]:
         """Return nothing: a simulation is not saved."""

@@ -12,6 +12,7 @@ import numpy as np
 from attrs.validators import ge, instance_of, le, optional
 
 from hooktrainer.errors import ConfigError
+from hooktrainer.ports import Answer, Example
 
 HELDOUT_SHARE: Final = 8
 """One prompt in this many is held out, by a checksum of its text, so that the sets are disjoint for every seed."""
@@ -35,17 +36,18 @@ class GeneratedTask:
         """Draw one prompt with its answer: (text, truth)."""
         raise NotImplementedError
 
-    def train(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Yield training prompts with their answers. `seed` determines the prompts, or only their order with `size`."""
+    def train(self, seed: int) -> Iterator[Example]:
+        """Yield training examples. `seed` determines the prompts, or only their order with `size`."""
         if self.size is None:
-            yield from self._split(np.random.default_rng((1, seed)), heldout=False)
+            pairs = self._split(np.random.default_rng((1, seed)), heldout=False)
+            yield from (_example(number, pair) for number, pair in enumerate(pairs))
         else:
             prompts = list(itertools.islice(self._split(np.random.default_rng(1), heldout=False), self.size))
-            for place in np.random.default_rng((2, seed)).permutation(len(prompts)):
-                yield prompts[place]
+            for place in np.random.default_rng((2, seed)).permutation(len(prompts)).tolist():
+                yield _example(place, prompts[place])
 
-    def heldout(self, size: int) -> Sequence[tuple[str, str]]:
-        """Return the first `size` held-out prompts, all different; fewer if the task has fewer."""
+    def heldout(self, size: int) -> Sequence[Example]:
+        """Return the first `size` held-out examples, all different; fewer if the task has fewer."""
         found: dict[str, str] = {}
         repeated = 0
         for text, truth in self._split(np.random.default_rng(0), heldout=True):
@@ -53,9 +55,13 @@ class GeneratedTask:
                 break
             repeated = repeated + 1 if text in found else 0
             found[text] = truth
-        return tuple(found.items())
+        return tuple(_example(number, pair) for number, pair in enumerate(found.items()))
 
-    def score(self, truth: str, answer: str) -> float:
+    def score(self, example: Example, answers: Sequence[Answer]) -> Sequence[float]:
+        """Return the grade of each answer."""
+        return [self.grade(example.row["truth"], answer.text) for answer in answers]
+
+    def grade(self, truth: str, answer: str) -> float:
         """Return the share of correct positions, relative to the longer of both texts."""
         right = sum(one == other for one, other in zip(truth, answer, strict=False))
         return right / max(len(truth), len(answer), 1)
@@ -72,6 +78,11 @@ class GeneratedTask:
             f"{self} has no {expected} prompts: {_MAX_OTHER_SET} drawn in a row were all {other} ones. One prompt in "
             f"{HELDOUT_SHARE} is held out, by its text, so a task needs many different prompts"
         )
+
+
+def _example(number: int, pair: tuple[str, str]) -> Example:
+    text, truth = pair
+    return Example(text, {"truth": truth}, number)
 
 
 def _is_heldout(text: str) -> bool:

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
+import attrs
 import numpy as np
 
 from hooktrainer.errors import CheckpointError, ConfigError, Fault, RunError
-from hooktrainer.ports import Prompt, Task
-from hooktrainer.tasks.tokenizer import CharTokenizer
+from hooktrainer.metrics import Metric, Sum
+from hooktrainer.ports import Example, Prompt, Task, Tokenizer
+
+_LOG: Final = logging.getLogger("hooktrainer")
+Overlong: TypeAlias = Literal["filter", "error", "left", "right"]
+_MAX_FILTERED: Final = 10_000
+"""Prompts in a row that are too long, after which the data counts as unsuitable."""
+
+
+@attrs.frozen
+class PromptLimit:
+    """The largest number of tokens of a prompt, and what happens to longer ones."""
+
+    max_length: int
+    overlong: Overlong = "filter"
+
+    def apply(self, prompt: Prompt, name: str) -> Prompt | None:
+        """Return the prompt within the limit, or None to leave it out. Raises `ConfigError` with `error`."""
+        length, limit = len(prompt.tokens), self.max_length
+        if length <= limit:
+            return prompt
+        match self.overlong:
+            case "left":
+                return attrs.evolve(prompt, tokens=prompt.tokens[length - limit :])
+            case "right":
+                return attrs.evolve(prompt, tokens=prompt.tokens[:limit])
+            case "error":
+                found = f"{name}, {reprlib.repr(prompt.text)}, has {length} tokens"
+                remedy = "Raise the limit, or set rollout.overlong_prompts to filter, left or right"
+                text = f"{found}, more than rollout.max_prompt_length = {limit}. {remedy}"
+                raise ConfigError([Fault("task", text)])
+        return None
+
+
+@attrs.frozen
+class _Position:
+    epoch: int
+    place: int
+    """Number of examples of this epoch up to this one, those left out included."""
+    prompt: Prompt
 
 
 class TaskPrompts:
@@ -20,27 +60,28 @@ class TaskPrompts:
     Epochs follow each other without a gap, each with its own seed.
     """
 
-    def __init__(self, task: Task, tokenizer: CharTokenizer, *, seed: int, total_epochs: int = 1) -> None:
+    def __init__(
+        self, task: Task, tokenizer: Tokenizer, *, seed: int, total_epochs: int = 1, limit: PromptLimit | None = None
+    ) -> None:
         self._task = task
         self._tokenizer = tokenizer
-        self._longest = task.longest_prompt
         self._seed = seed
         self._total_epochs = total_epochs
-        self._epoch = 0  # of the last prompt taken
-        self._given = 0  # prompts taken from that epoch
-        self._last: tuple[str, str] | None = None
-        self._stream: Iterator[tuple[int, tuple[str, str]]] = iter(())  # (epoch, prompt)
-        self._ahead: list[tuple[int, tuple[str, str]]] = []
+        self._limit = limit
+        self._filtered = 0  # since the last `take_metrics`
+        self._taken: _Position | None = None
+        self._stream: Iterator[_Position] = iter(())
+        self._ahead: list[_Position] = []
         self._seek(0, 0)
 
     def require(self, count: int) -> None:
         """Raise `ConfigError` unless there are `count` training prompts that can be used; none is taken."""
         self._ahead += itertools.islice(self._stream, count - len(self._ahead))
         if len(self._ahead) < count:
-            text = f"{len(self._ahead)} training prompts are fewer than trainer.ppo_mini_batch_size = {count}"
-            raise ConfigError([Fault("task", f"{text}. Add prompts, epochs (trainer.total_epochs), or lower it")])
-        for number, (_, pair) in enumerate(self._ahead, start=1):
-            self._tokenized(pair, f"training prompt {number}")
+            found = f"{len(self._ahead)} training prompts are fewer than trainer.ppo_mini_batch_size = {count}"
+            left_out = f" ({self._filtered} more are longer than rollout.max_prompt_length)" if self._filtered else ""
+            text = f"{found}{left_out}. Add prompts, epochs (trainer.total_epochs), or lower it"
+            raise ConfigError([Fault("task", text)])
 
     @property
     def exhausted(self) -> bool:
@@ -50,82 +91,119 @@ class TaskPrompts:
     def take(self, count: int) -> Sequence[Prompt]:
         """Return the next `count` training prompts; fewer at the end of the data.
 
-        Raise `RunError` for a prompt that cannot be used.
+        Raises `RunError` for a prompt that cannot be used.
         """
-        found = self._ahead + list(itertools.islice(self._stream, count))
-        self._ahead = found[count:]
-        taken = []
-        for epoch, pair in found[:count]:
-            self._given = self._given + 1 if epoch == self._epoch else 1
-            self._epoch, self._last = epoch, pair
-            try:
-                taken.append(self._tokenized(pair, f"training prompt {self._given} of epoch {epoch + 1}"))
-            except ConfigError as error:
-                raise RunError(str(error)) from None
-        return tuple(taken)
+        try:
+            found = self._ahead + list(itertools.islice(self._stream, max(0, count + 1 - len(self._ahead))))
+        except ConfigError as error:
+            raise RunError(str(error)) from None
+        taken, self._ahead = found[:count], found[count:]
+        self._taken = taken[-1] if taken else self._taken
+        return tuple(position.prompt for position in taken)
 
     def heldout(self, count: int) -> Sequence[Prompt]:
         """Return the first `count` held-out prompts, always the same ones; fewer if the task has fewer.
 
-        Raise `ConfigError` for a prompt that cannot be used.
+        Prompts that are too long are treated as those of training. Raises `ConfigError` for a prompt that cannot be
+        used.
         """
-        pairs = _iterated(self._task.heldout(count), "heldout")
-        return tuple(
-            self._tokenized(pair, f"held-out prompt {number}")
-            for number, pair in enumerate(itertools.islice(pairs, count), start=1)
-        )
+        examples = itertools.islice(_iterated(self._task.heldout(count), "heldout"), count)
+        named = [(example, f"held-out prompt {number}") for number, example in enumerate(examples, start=1)]
+        found = [self._prompt(example, name) for example, name in named]
+        prompts = tuple(prompt for prompt in found if prompt is not None)
+        if len(prompts) < len(found):
+            _LOG.warning(
+                "%d of %d held-out prompts are longer than rollout.max_prompt_length, and are left out",
+                len(found) - len(prompts),
+                len(found),
+            )
+        return prompts
+
+    def take_metrics(self) -> Mapping[str, Metric]:
+        """Return the number of training prompts that were left out since the last call."""
+        filtered, self._filtered = self._filtered, 0
+        return {"data/filtered_too_long": Sum(filtered)}
 
     def state_dict(self) -> Mapping[str, object]:
         """Return the position in the data, and the last prompt taken."""
-        return {"epoch": self._epoch, "given": self._given, "last": self._last}
+        if (taken := self._taken) is None:
+            return {"epoch": 0, "place": 0, "last": None}
+        return {"epoch": taken.epoch, "place": taken.place, "last": taken.prompt.text}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the position. Raises `CheckpointError` if the data has another prompt there."""
-        epoch, given, last = state["epoch"], state["given"], state["last"]
-        if given:
-            self._seek(epoch, given - 1)
-            found = next(((text, truth) for place, (text, truth) in self._ahead if place == epoch), None)
-            if found != last:
+        epoch, place, last = state["epoch"], state["place"], state["last"]
+        self._taken = None
+        if place:
+            self._seek(epoch, place - 1)
+            found = self._ahead[0] if self._ahead else None
+            if found is None or (found.epoch, found.place, found.prompt.text) != (epoch, place, last):
+                now = None if found is None or found.epoch != epoch else found.prompt.text
                 raise CheckpointError(
-                    f"prompt {given} of epoch {epoch + 1} was {last!r} when the checkpoint was made, and is {found!r} "
-                    "now: the task, its options or the seed changed. Resume with the same ones, or start a new run."
+                    f"prompt {place} of epoch {epoch + 1} was {reprlib.repr(last)} when the checkpoint was made, and "
+                    f"is {reprlib.repr(now)} now: the task, its options or the seed changed. Resume with the same "
+                    "ones, or start a new run."
                 )
-        self._seek(epoch, given)
-        self._epoch, self._given, self._last = epoch, given, last
+            self._taken = found
+        self._seek(epoch, place)
+        self._filtered = 0
 
-    def _seek(self, epoch: int, given: int) -> None:
-        self._stream = itertools.islice(self._pairs(epoch), given, None)
+    def _seek(self, epoch: int, place: int) -> None:
+        self._stream = self._positions(epoch, place)
         self._ahead = list(itertools.islice(self._stream, 1))
 
-    def _pairs(self, first: int) -> Iterator[tuple[int, tuple[str, str]]]:
+    def _positions(self, first: int, skipped: int) -> Iterator[_Position]:
+        """Yield the prompts after the first `skipped` examples of an epoch."""
+        filtered = 0
         for epoch in range(first, self._total_epochs):
-            pair = None
-            for pair in _iterated(self._task.train(_epoch_seed(self._seed, epoch)), "train"):
-                yield epoch, pair
-            if pair is None:
+            place = 0
+            for place, example in enumerate(_iterated(self._task.train(_epoch_seed(self._seed, epoch)), "train"), 1):
+                if place <= skipped:
+                    continue
+                prompt = self._prompt(example, f"training prompt {place} of epoch {epoch + 1}")
+                if prompt is not None:
+                    filtered = 0
+                    yield _Position(epoch, place, prompt)
+                    continue
+                self._filtered += 1
+                filtered += 1
+                if filtered == _MAX_FILTERED:
+                    raise ConfigError([Fault("task", self._unsuitable(example))])
+            if not place:
                 return  # later epochs would be empty, too
+            skipped = 0
 
-    def _tokenized(self, pair: Any, name: str) -> Prompt:
-        """Return a prompt. Raise `ConfigError` if it is no pair of texts, or has no token or too many."""
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
-            text = f"{name} is {reprlib.repr(pair)} ({type(pair).__name__}), expected a pair (text, truth)"
+    def _prompt(self, example: object, name: str) -> Prompt | None:
+        """Return the tokenized prompt of an example; None if it is left out. Raises `ConfigError` if it has no token."""
+        if not isinstance(example, Example) or not _is_prompt(example.prompt):
+            found = f"{name} is {reprlib.repr(example)} ({type(example).__name__})"
+            text = f"{found}, expected an Example with a text or a list of messages (hooktrainer.ports.Example)"
             raise ConfigError([Fault("task", text)])
-        text, truth = pair
         try:
-            tokens = self._tokenizer.encode(text)
+            prompt = Prompt(example, self._tokenizer.encode(example.prompt))
         except ConfigError as error:
             raise ConfigError([Fault("task", f"{name}: {error}")]) from None
-        if not 1 <= len(tokens) <= self._longest:
-            found = f"{name}, {reprlib.repr(text)}, has {len(tokens)} tokens"
-            text = f"{found}; longest_prompt promises 1 to {self._longest}. Correct longest_prompt, or leave it out"
-            raise ConfigError([Fault("task", text)])
-        return Prompt(text, tokens, truth)
+        if not len(prompt.tokens):
+            raise ConfigError([Fault("task", f"{name}, {reprlib.repr(example.text)}, has no tokens")])
+        return prompt if self._limit is None else self._limit.apply(prompt, name)
+
+    def _unsuitable(self, example: Example) -> str:
+        limit = self._limit.max_length if self._limit else 0
+        found = f"{_MAX_FILTERED} prompts in a row have more than rollout.max_prompt_length = {limit} tokens"
+        last = f"the last one is {reprlib.repr(example.text)}"
+        return f"{found}; {last}. Raise the limit, or set rollout.overlong_prompts to left or right"
+
+
+def _is_prompt(prompt: object) -> bool:
+    if isinstance(prompt, str):
+        return True
+    return isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt) and bool(prompt)
 
 
 def _iterated(found: object, method: str) -> Iterable[Any]:
     if isinstance(found, Iterable) and not isinstance(found, str):
         return found
-    text = f"{method} returned {reprlib.repr(found)} ({type(found).__name__}), expected pairs (text, truth)"
+    text = f"{method} returned {reprlib.repr(found)} ({type(found).__name__}), expected examples"
     raise ConfigError([Fault("task", text)])
 
 

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from hooktrainer.metrics import Row
-from hooktrainer.ports import Clock, Floats, Group, Prompt, Strategy, Tokens
+from hooktrainer.ports import Answer, Clock, Example, Floats, Group, Prompt, Strategy, Tokens
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.testing.fake_engine import scores_of
@@ -125,6 +125,10 @@ class FakePrompts:
         """Return prompts that `take` never returns."""
         return [_prompt(-1 - number) for number in range(count)]
 
+    def take_metrics(self) -> Mapping[str, object]:
+        """Return no metrics."""
+        return {}
+
     def state_dict(self) -> Mapping[str, object]:
         """Return the number of the next prompt."""
         return {"next": self._next}
@@ -135,7 +139,7 @@ class FakePrompts:
 
 
 def _prompt(number: int) -> Prompt:
-    return Prompt(str(number), np.array([abs(number)]), str(number))
+    return Prompt(Example(str(number), {"truth": str(number)}, abs(number)), np.array([abs(number)]))
 
 
 @attrs.define
@@ -185,15 +189,15 @@ class FakeTask:
     longest_prompt = 2
     size = None
 
-    def train(self, seed: int) -> Iterator[tuple[str, str]]:
+    def train(self, seed: int) -> Iterator[Example]:
         """Yield the same two prompts endlessly."""
         while True:
-            yield from [("a", "a"), ("b", "b")][:: 1 if seed % 2 == 0 else -1]
+            yield from [Example("a"), Example("b")][:: 1 if seed % 2 == 0 else -1]
 
-    def heldout(self, size: int) -> Sequence[tuple[str, str]]:
+    def heldout(self, size: int) -> Sequence[Example]:
         """Return prompts of two letters."""
-        return [("ab", "ab")] * size
+        return [Example("ab")] * size
 
-    def score(self, truth: str, answer: str) -> float:
-        """Return 1 for an exact answer, else 0."""
-        return float(truth == answer)
+    def score(self, example: Example, answers: Sequence[Answer]) -> Sequence[float]:
+        """Return 1 for an answer that repeats the prompt, else 0."""
+        return [float(answer.text == example.prompt) for answer in answers]

@@ -19,7 +19,7 @@ from hooktrainer.algorithms.logprobs import entropy, log_policy
 from hooktrainer.algorithms.policy_losses import TokenLoss
 from hooktrainer.algorithms.proximal import log_linear
 from hooktrainer.algorithms.rejection import rejection
-from hooktrainer.ports import Batch, Group, Prompt, Trajectory
+from hooktrainer.ports import Batch, Example, Group, Prompt, Trajectory
 
 Dtype = torch.dtype
 MY_LOSSES = Path(__file__).parents[2] / "examples" / "my_losses.py"
@@ -220,7 +220,7 @@ def test_a_mean_per_micro_batch_would_depend_on_the_split(dtype: Dtype) -> None:
 def test_ages_of_a_group_with_several_versions() -> None:
     versions = np.array([3, 4, 5])
     answer = Trajectory(tokens=versions, logprobs=np.zeros(3, dtype=np.float32), score=0.0, versions=versions)
-    group = Group(number=0, stamp=4, prompt=Prompt(text="", tokens=versions), trajectories=(answer,))
+    group = Group(number=0, stamp=4, prompt=Prompt(Example(""), versions), trajectories=(answer,))
 
     ages = Batch(groups=(group,)).ages(step=7, iteration=2, updates_per_step=4)
 

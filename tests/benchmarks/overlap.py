@@ -37,10 +37,10 @@ class ToolCall(SortDigits):
 
     seconds: float = 0.005
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         """Wait, then score."""
         time.sleep(self.seconds)
-        return super().score(truth, answer)
+        return super().grade(truth, answer)
 
 
 @attrs.frozen

@@ -11,14 +11,14 @@ from time import perf_counter
 
 import numpy as np
 
-from hooktrainer.ports import Prompt, Trajectory
+from hooktrainer.ports import Example, Prompt, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.staleness import Drop
 from hooktrainer.testing import FakePrompts
 
 BATCH, STALE, ROUNDS = 32, 32, 7
-PROMPT = Prompt("0", np.array([0]), "0")
+PROMPT = Prompt(Example("0"), np.array([0]))
 ANSWER = Trajectory(
     tokens=np.zeros(1, np.int64), logprobs=np.zeros(1, np.float32), score=1.0, versions=np.zeros(1, np.int64)
 )

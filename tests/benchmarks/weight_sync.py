@@ -20,13 +20,14 @@ from functools import partial
 import numpy as np
 import torch
 
+from hooktrainer.models.character_tokenizer import CharTokenizer
 from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import full_state
 from hooktrainer.models.scoring import token_logprobs
 from hooktrainer.ports import Canary
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.tasks.addition import Addition
-from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.weight_sync.checksums import checksum
 from hooktrainer.weight_sync.same_host import SameHostTransport
 
@@ -41,7 +42,9 @@ def main(threads: int) -> None:
     policy = partial(
         DecoderOptions(layers=16, width=512, heads=8).build, vocab_size=TOKENIZER.vocab_size, max_length=32, seed=0
     )
-    engine = ProcessOptions(workers=1).build(policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0)
+    engine = ProcessOptions(workers=1).build(
+        GeneratorConfig(policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0, max_length=32)
+    )
     learner, transport, versions = policy(), SameHostTransport(), iter(range(10**6))
     weights = full_state(learner)
     source = torch.cat([tensor.reshape(-1) for tensor in weights.values()])

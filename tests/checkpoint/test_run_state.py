@@ -21,7 +21,8 @@ from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import CheckpointError, RolloutError
 from hooktrainer.events import StepEnd
-from hooktrainer.ports import FailureReason, Group, Prompt, Strategy, Trajectory
+from hooktrainer.models.character_tokenizer import CharTokenizer
+from hooktrainer.ports import Example, FailureReason, Group, Prompt, Strategy, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.options import ReplayOptions
@@ -29,7 +30,6 @@ from hooktrainer.replay.staleness import Requeue, Wait
 from hooktrainer.tasks.generated import GeneratedTask
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.sort_digits import SortDigits
-from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.testing import FakeBuffer, FakeEngine, FakeLearner, FakePrompts, FakeTransport, fake_ports
 from hooktrainer_plugins.checkpoint import Checkpoint
 from hooktrainer_plugins.metric_aggregation import MetricAggregation
@@ -38,7 +38,7 @@ from hooktrainer_plugins.weight_sync import WeightSync
 
 
 def prompts(*numbers: int) -> list[Prompt]:
-    return [Prompt(str(number), np.array([number])) for number in numbers]
+    return [Prompt(Example(str(number)), np.array([number])) for number in numbers]
 
 
 def answer(length: int = 2) -> Trajectory:

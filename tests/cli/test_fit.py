@@ -193,7 +193,7 @@ def test_non_finite_update_leaves_the_weights_unchanged(monkeypatch: pytest.Monk
 def test_invalid_score_is_reported_with_its_answer(score: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd.py").write_text(
         "import attrs\nfrom math import inf, nan\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
-        f"@attrs.frozen(kw_only=True)\nclass Odd(SortDigits):\n    def score(self, *_):\n        return {score}\n"
+        f"@attrs.frozen(kw_only=True)\nclass Odd(SortDigits):\n    def grade(self, *_):\n        return {score}\n"
     )
 
     assert main(["fit", "inline.yaml", "task.use=odd.py:Odd"]) == 1

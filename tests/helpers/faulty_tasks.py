@@ -35,7 +35,7 @@ class Faulty(Addition):
     act: str = ""
     once: Path | None = None
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         if self.once is not None:
             if self.once.exists():
                 return 1.0
@@ -85,7 +85,7 @@ class NeverReturns(Addition):
     inside: Path
     once: Path
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         if not self.once.exists():
             self.once.touch()
             self.inside.open("w").close()
@@ -100,7 +100,7 @@ class WaitsInScore(Addition):
     inside: Path
     proceed: Path
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         self.inside.open("w").close()
         self.proceed.open().close()
         return 1.0

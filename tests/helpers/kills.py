@@ -32,10 +32,10 @@ import torch
 from hooktrainer import build_trainer, load_config
 from hooktrainer.cli import main
 from hooktrainer.learner import policy_gradient
+from hooktrainer.models.character_tokenizer import CharTokenizer
 from hooktrainer.ports import Group
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.sort_digits import SortDigits
-from hooktrainer.tasks.tokenizer import CharTokenizer
 
 ENGINES = {
     "inline": "{use: inline, n: 2, max_response_length: 4}",

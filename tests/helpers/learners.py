@@ -17,7 +17,7 @@ from hooktrainer.learner.policy_gradient import PolicyGradientLearner
 from hooktrainer.metrics import Metric
 from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import full_state
-from hooktrainer.ports import Group, Prompt, Trajectory
+from hooktrainer.ports import Example, Group, Prompt, Trajectory
 
 VOCAB = 7
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def trajectory(tokens: Sequence[int], score: float, *, truncated: bool = False, 
 
 def group(prompt: Sequence[int], *answers: Trajectory, number: int = 0) -> Group:
     tokens = np.array(prompt, dtype=np.int64)
-    return Group(number=number, stamp=1, prompt=Prompt("?", tokens), trajectories=answers)
+    return Group(number=number, stamp=1, prompt=Prompt(Example("?"), tokens), trajectories=answers)
 
 
 def on_policy(groups: Sequence[Group], model: nn.Module, temperature: float = 1.0) -> list[Group]:

@@ -9,18 +9,28 @@ import torch
 from torch import Tensor, nn
 
 from hooktrainer import ports
+from hooktrainer.models.character_tokenizer import CharTokenizer
 from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import FailureReason, Group, Trajectory
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.tasks.addition import Addition
 from hooktrainer.tasks.prompts import TaskPrompts
-from hooktrainer.tasks.tokenizer import CharTokenizer
 
 TASK = Addition()
 TOKENIZER = CharTokenizer(TASK.alphabet)
 LENGTH = 6
 PATIENCE_S = 120
 """Seconds after which a wait of a test fails: a busy machine takes long to start worker processes."""
+
+
+def generator_config(
+    policy: Callable[[], nn.Module] | None = None, task: ports.Task = TASK, seed: int = 0
+) -> GeneratorConfig:
+    """Return what an engine for the task of these tests is built from."""
+    return GeneratorConfig(
+        policy=policy or build, tokenizer=TOKENIZER, task=task, seed=seed, max_length=TASK.longest_prompt + LENGTH
+    )
 
 
 def build(scale: float = 3.0, seed: int = 0) -> nn.Module:

@@ -177,7 +177,7 @@ def test_log_probabilities_of_sampler_and_learner_agree(temperature: float) -> N
 
 def sampled(temperature: float) -> list[Group]:
     options = InlineOptions(n=4, max_response_length=rollouts.LENGTH, temperature=temperature)
-    engine = options.build(policy=rollouts.build, tokenizer=rollouts.TOKENIZER, task=rollouts.TASK, seed=0)
+    engine = options.build(rollouts.generator_config())
     rollouts.publish(engine, 0)
     pending = rollouts.groups(6)
     queue = rollouts.Queue(pending)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.rollouts import LENGTH, TASK, TOKENIZER, groups
+from helpers.rollouts import LENGTH, TOKENIZER, generator_config, groups
 from helpers.stale_heads import policy
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.errors import SyncError
@@ -161,9 +161,7 @@ def answered(scores: tuple[float, ...]) -> list[object]:
 class TestTraining:
     def test_only_adapters_are_trained_and_engines_receive_them(self) -> None:
         learner = learner_of(adapted_policy())
-        engine = InlineOptions(n=2, max_response_length=LENGTH).build(
-            policy=adapted_policy, tokenizer=TOKENIZER, task=TASK, seed=0
-        )
+        engine = InlineOptions(n=2, max_response_length=LENGTH).build(generator_config(adapted_policy))
         transport = SameHostTransport()
         assert {name.rpartition(".")[2] for name in learner.trainable()} == {"lora_a", "lora_b"}
         base = {name: tensor.clone() for name, tensor in full_state(learner._module).items() if "lora" not in name}

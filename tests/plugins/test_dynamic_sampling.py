@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hooktrainer import build_trainer
 from hooktrainer.errors import ConfigError
 from hooktrainer.events import FitStart, IterationEnd, StepEnd
-from hooktrainer.ports import STRATEGIES, Group, Prompt, Trajectory
+from hooktrainer.ports import STRATEGIES, Answer, Example, Group, Prompt, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.run.composition import composition_of
@@ -34,7 +35,9 @@ def answer(score: float) -> Trajectory:
 
 
 def group(*scores: float) -> Group:
-    return Group(number=0, stamp=1, prompt=Prompt("?", np.zeros(1, np.int64)), trajectories=tuple(map(answer, scores)))
+    return Group(
+        number=0, stamp=1, prompt=Prompt(Example("?"), np.zeros(1, np.int64)), trajectories=tuple(map(answer, scores))
+    )
 
 
 def test_plugin_passes_check_plugin() -> None:
@@ -244,13 +247,13 @@ class Unequal:
 
     def train(self, seed: int) -> object:
         while True:
-            yield from [("a", "a"), ("b", "b")]
+            yield from [Example("a"), Example("b")]
 
     def heldout(self, size: int) -> object:
-        return [("a", "a")] * size
+        return [Example("a")] * size
 
-    def score(self, truth: str, answer: str) -> float:
-        return 1.0 if truth == "b" else float(answer.count("a") % 2)
+    def score(self, example: Example, answers: Sequence[Answer]) -> list[float]:
+        return [1.0 if example.prompt == "b" else float(answer.text.count("a") % 2) for answer in answers]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -9,7 +9,7 @@ import torch
 from helpers.learners import MinimalLearner
 from hooktrainer.errors import SyncError
 from hooktrainer.events import FitStart, StepEnd, WeightsSynced
-from hooktrainer.ports import Learner, Prompt
+from hooktrainer.ports import Example, Learner, Prompt
 from hooktrainer.testing import (
     FakeBuffer,
     FakeBus,
@@ -164,7 +164,7 @@ def test_canary_uses_the_start_of_the_first_held_out_prompt() -> None:
 
     class Long(FakePrompts):
         def heldout(self, count: int) -> list[Prompt]:
-            return [Prompt("long", np.arange(50))][:count]
+            return [Prompt(Example("long"), np.arange(50))][:count]
 
     plugin = weight_sync(FakeTransport(), learner=Listening())
     FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=1)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooktrainer.errors import RolloutError, StarvedError
-from hooktrainer.ports import Group, Prompt, Replacement, Trajectory
+from hooktrainer.ports import Example, Group, Prompt, Replacement, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.options import ReplayOptions
@@ -27,7 +27,7 @@ SMALL = ("version", "next_number", "groups_per_step", "planned_before")
 
 
 def prompts(count: int) -> list[Prompt]:
-    return [Prompt(str(number), np.array([number])) for number in range(count)]
+    return [Prompt(Example(str(number)), np.array([number])) for number in range(count)]
 
 
 def answer() -> Trajectory:

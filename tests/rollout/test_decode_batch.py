@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooktrainer.ports import Prompt
+from hooktrainer.ports import Example, Prompt
 from hooktrainer.rollout.decode_batch import DecodeBatch, Request
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 EOS = 1
-PROMPT = Prompt("23", np.array([2, 3]))
+PROMPT = Prompt(Example("23"), np.array([2, 3]))
 
 
 @attrs.define

@@ -15,7 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.rollouts import LENGTH, PATIENCE_S, TASK, TOKENIZER, Queue, Versioned, build, groups, publish, versions_of
+from helpers.rollouts import (
+    LENGTH,
+    PATIENCE_S,
+    TASK,
+    TOKENIZER,
+    Queue,
+    Versioned,
+    build,
+    generator_config,
+    groups,
+    publish,
+    versions_of,
+)
 from hooktrainer import ports
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
@@ -42,7 +54,7 @@ NO_PROCESS = [name for name in OPTIONS if "process" not in name]
 class FailingTask(Addition):
     """A task whose `score` fails each time with another error."""
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         raise ERRORS[truth]
 
 
@@ -55,7 +67,7 @@ ERRORS: dict[str, BaseException] = {
 
 
 def made(name: str, task: Addition = TASK) -> ports.RolloutEngine:
-    return OPTIONS[name].build(policy=build, tokenizer=TOKENIZER, task=task, seed=0)
+    return OPTIONS[name].build(generator_config(build, task, 0))
 
 
 @pytest.fixture(params=OPTIONS)
@@ -170,7 +182,7 @@ class SilentTask(Addition):
 
     gives: object = None
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         return self.gives  # type: ignore[return-value]
 
 
@@ -283,7 +295,7 @@ def test_dead_thread_wakes_the_loop_and_raises_its_error(name: str) -> None:
 @pytest.mark.parametrize("kind", [ThreadOptions, ProcessOptions])
 def test_answers_during_flips_are_of_one_version(kind: type[ThreadOptions], on_sync: str) -> None:
     options = kind(**BASE, workers=2, slots=4, on_sync=on_sync)
-    engine = options.build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
+    engine = options.build(generator_config(Versioned, TASK, 0))
     publish(engine, 0, Versioned.state(0))
     prompts = groups(150)
     queue, numbers = Queue(prompts), itertools.count(len(prompts))
@@ -317,10 +329,10 @@ def test_slow_score_does_not_delay_a_sync() -> None:
 
     @attrs.frozen(kw_only=True)
     class Slow(Addition):
-        def score(self, truth: str, answer: str) -> float:
+        def grade(self, truth: str, answer: str) -> float:
             inside.set()
             assert go_on.wait(PATIENCE_S)
-            return super().score(truth, answer)
+            return super().grade(truth, answer)
 
     engine = made("thread", Slow())
     publish(engine, 0)
@@ -341,7 +353,7 @@ def test_workers_claim_equal_shares() -> None:
 
     @attrs.frozen(kw_only=True)
     class Meeting(Addition):
-        def score(self, truth: str, answer: str) -> float:
+        def grade(self, truth: str, answer: str) -> float:
             together.wait(PATIENCE_S)
             return 1.0
 

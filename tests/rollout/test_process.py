@@ -21,7 +21,7 @@ import attrs
 import pytest
 
 from helpers.faulty_tasks import Faulty, ForksThenDies, NeverReturns, PicklesOneWay, Unpicklable, WaitsInScore
-from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, build, groups, publish, versions_of
+from helpers.rollouts import LENGTH, TASK, Queue, build, generator_config, groups, publish, versions_of
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
 from hooktrainer.events import FitEnd, IterationEnd
@@ -42,7 +42,7 @@ def make() -> Iterator[Callable[..., ProcessEngine]]:
 
     def made(task: Task = TASK, **options: float) -> ProcessEngine:
         process = ProcessOptions(n=2, max_response_length=LENGTH, **{"workers": 1, **options})
-        engine = process.build(policy=build, tokenizer=TOKENIZER, task=task, seed=0)
+        engine = process.build(generator_config(build, task, 0))
         engines.append(engine)
         publish(engine, 0)
         return engine
@@ -89,12 +89,7 @@ class TestErrors:
 
     def test_policy_that_cannot_be_pickled_is_refused_by_build(self) -> None:
         with pytest.raises(ConfigError, match=r"cannot be pickled.*`rollout: \{use: thread\}`, which needs"):
-            ProcessOptions().build(
-                policy=lambda: build(),  # noqa: PLW0108 - that is the point
-                tokenizer=TOKENIZER,
-                task=TASK,
-                seed=0,
-            )
+            ProcessOptions().build(generator_config(lambda: build()))  # noqa: PLW0108 - that is the point
 
 
 class TestDeaths:
@@ -336,8 +331,7 @@ class TestEnds:
             "from helpers import rollouts\n"
             "from hooktrainer.rollout.process.engine import ProcessOptions\n"
             "if __name__ == '__main__':\n"
-            "    parts = dict(policy=rollouts.build, tokenizer=rollouts.TOKENIZER, task=rollouts.TASK, seed=0)\n"
-            "    engine = ProcessOptions(n=2, max_response_length=6).build(**parts)\n"
+            "    engine = ProcessOptions(n=2, max_response_length=6).build(rollouts.generator_config())\n"
             "    rollouts.publish(engine, 0)\n"
             "    queue = rollouts.Queue(rollouts.groups(4))\n"
             "    engine.start(queue)\n"
@@ -387,10 +381,10 @@ from hooktrainer.tasks.sort_digits import SortDigits
 class Mine(SortDigits):
     fails: bool = False
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         if self.fails:
             raise ValueError(f"boom at {time.monotonic()}")
-        return super().score(truth, answer)
+        return super().grade(truth, answer)
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.rollouts import LENGTH, PATIENCE_S, TASK, TOKENIZER, build, groups, versions_of
+from helpers.rollouts import LENGTH, PATIENCE_S, TASK, TOKENIZER, build, generator_config, groups, versions_of
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Group, Trajectory
@@ -28,7 +28,7 @@ MODELS = {0: build(), 1: build(scale=2.5, seed=1)}
 
 
 def made(options: SamplingOptions = OPTIONS, seed: int = 0) -> tuple[Generator, DoubleBuffer]:
-    generator, weights = make_parts(options, policy=build, tokenizer=TOKENIZER, task=TASK, seed=seed)
+    generator, weights = make_parts(options, generator_config(seed=seed))
     publish(weights, 0)
     return generator, weights
 
@@ -52,7 +52,7 @@ def run(scheduler: Scheduler, pending: Sequence[Group]) -> dict[int, list[Trajec
 def advance(scheduler: Scheduler) -> dict[int, list[Trajectory]]:
     answers = {}
     for group, requests in scheduler.step():
-        answers[group.number] = scheduler._generator.trajectories(requests)
+        answers[group.number] = scheduler._generator.trajectories(group.prompt, requests)
         scheduler.done(group)
     return answers
 
@@ -128,9 +128,9 @@ def test_trajectories_carry_score_text_version_and_truncation() -> None:
     for group in groups(2):
         for answer in answers[group.number]:
             assert answer.text == TOKENIZER.decode(answer.tokens)
-            assert answer.score == TASK.score(group.prompt.truth, answer.text)
+            assert answer.score == TASK.grade(group.prompt.example.row["truth"], answer.text)
             assert answer.versions.tolist() == [0] * len(answer.tokens)
-            assert answer.truncated == (TOKENIZER.eos_id not in answer.tokens)
+            assert answer.truncated == TOKENIZER.eos_ids.isdisjoint(answer.tokens.tolist())
             assert len(answer.tokens) == len(answer.logprobs) <= 2
 
 

@@ -15,7 +15,7 @@ from hooktrainer import Plugin, on
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import StarvedError
 from hooktrainer.events import IterationEnd
-from hooktrainer.ports import Group, Prompt
+from hooktrainer.ports import Example, Group, Prompt
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.staleness import Drop
@@ -74,10 +74,13 @@ class Prompts:
     def take(self, count: int) -> Sequence[Prompt]:
         texts = self._ahead + list(itertools.islice(self._texts, count))
         self._ahead = texts[count:]
-        return [Prompt(text, np.zeros(1, np.int64)) for text in texts[:count]]
+        return [Prompt(Example(text), np.zeros(1, np.int64)) for text in texts[:count]]
 
     def heldout(self, count: int) -> Sequence[Prompt]:
         return []
+
+    def take_metrics(self) -> dict[str, object]:
+        return {}
 
 
 def slow_and_fast(strategy: str) -> tuple[Simulation, list[list[tuple[str, int]]]]:

@@ -78,9 +78,9 @@ QUEUE = Queue(maxsize=16)
 
 @attrs.frozen(kw_only=True)
 class Full(SortDigits):
-    def score(self, truth, answer):
+    def grade(self, truth, answer):
         QUEUE.put(answer)
-        return super().score(truth, answer)
+        return super().grade(truth, answer)
 """
 
 
@@ -207,11 +207,11 @@ CALLS = itertools.count(1)
 
 @attrs.frozen(kw_only=True)
 class Third(SortDigits):
-    def score(self, truth, answer):
+    def grade(self, truth, answer):
         if next(CALLS) == 3:
             print("AT third", flush=True)
             ACT
-        return super().score(truth, answer)
+        return super().grade(truth, answer)
 """
 
 
@@ -373,8 +373,7 @@ def make() -> Callable[[], object]:
 
     def build() -> object:
         options = ProcessOptions(workers=1, max_restarts=0, n=1, max_response_length=rollouts.LENGTH)
-        parts = {"policy": rollouts.build, "tokenizer": rollouts.TOKENIZER, "task": rollouts.TASK, "seed": 0}
-        engines.append(options.build(**parts))
+        engines.append(options.build(rollouts.generator_config()))
         return engines[-1]
 
     yield build

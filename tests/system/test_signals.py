@@ -63,7 +63,7 @@ def test_slow_handler_is_interrupted_after_the_grace_time_and_the_last_complete_
 def test_signal_ends_a_run_that_waits_for_groups_within_the_grace_time(tmp_path: Path) -> None:
     (tmp_path / "never.py").write_text(
         "import sys, time\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
-        "@attrs.frozen(kw_only=True)\nclass Never(SortDigits):\n    def score(self, *_):\n"
+        "@attrs.frozen(kw_only=True)\nclass Never(SortDigits):\n    def grade(self, *_):\n"
         "        sys.stdout.write('AT score\\n')\n        sys.stdout.flush()\n        time.sleep(600)\n"
     )
     run = fit(tmp_path, config(), "task.use=never.py:Never")
@@ -82,9 +82,9 @@ def test_signal_during_a_wait_for_groups_saves_the_last_complete_step(tmp_path: 
     (tmp_path / "later.py").write_text(
         "import itertools, sys, threading\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
         "CALLS = itertools.count(1)\n\n"
-        "@attrs.frozen(kw_only=True)\nclass Later(SortDigits):\n    def score(self, truth, answer):\n"
+        "@attrs.frozen(kw_only=True)\nclass Later(SortDigits):\n    def grade(self, truth, answer):\n"
         "        if next(CALLS) > 16:\n            sys.stdout.write('AT score\\n')\n            sys.stdout.flush()\n"
-        "            threading.Event().wait()\n        return super().score(truth, answer)\n"
+        "            threading.Event().wait()\n        return super().grade(truth, answer)\n"
     )
     # Two steps of four groups with two answers each; nothing more is ever sampled.
     text = config(plugins=[SAVING], at="iteration_start", step=3, act="continue")

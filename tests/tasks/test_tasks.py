@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
@@ -14,18 +15,24 @@ from hypothesis import strategies as st
 
 from hooktrainer import ports
 from hooktrainer.errors import ConfigError
+from hooktrainer.models.character_tokenizer import UNREADABLE, CharTokenizer
+from hooktrainer.ports import Answer, Example
 from hooktrainer.tasks.addition import Addition
 from hooktrainer.tasks.generated import GeneratedTask, _is_heldout
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.reverse import Reverse
 from hooktrainer.tasks.sort_digits import SortDigits
-from hooktrainer.tasks.tokenizer import UNREADABLE, CharTokenizer
 
+TOKENS = np.zeros(1, np.int64)
 TASKS = (SortDigits(), SortDigits(digits=2), Reverse(), Reverse(letters=2), Addition(), Addition(digits=1))
 
 
-def first(task: ports.Task, seed: int, count: int) -> list[tuple[str, str]]:
-    return list(itertools.islice(task.train(seed), count))
+def pairs(examples: Iterable[Example]) -> list[tuple[object, str]]:
+    return [(example.prompt, example.row["truth"]) for example in examples]
+
+
+def first(task: ports.Task, seed: int, count: int) -> list[tuple[object, str]]:
+    return pairs(itertools.islice(task.train(seed), count))
 
 
 @pytest.mark.parametrize("task", TASKS, ids=str)
@@ -40,16 +47,16 @@ def test_truths_are_correct_and_use_the_alphabet(task: ports.Task) -> None:
             assert int(truth) == sum(map(int, question.split("+")))
         assert set(text + truth) <= set(task.alphabet)
         assert len(text) <= task.longest_prompt
-        assert task.score(truth, truth) == 1.0
+        assert task.score(Example(text, {"truth": truth}), [Answer(truth, TOKENS)]) == [1.0]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=str)
 def test_heldout_prompts_are_different_fixed_and_never_trained_on(task: ports.Task) -> None:
     heldout = task.heldout(8)
-    assert len({text for text, _ in heldout}) == 8
+    assert len({example.prompt for example in heldout}) == 8
     assert task.heldout(4) == heldout[:4]
     for seed in (0, 1, 2):
-        assert not {text for text, _ in first(task, seed, 500)} & {text for text, _ in heldout}
+        assert not {text for text, _ in first(task, seed, 500)} & {example.prompt for example in heldout}
 
 
 def test_prompts_depend_on_the_seed() -> None:
@@ -79,7 +86,7 @@ def test_task_without_training_or_held_out_prompts_is_an_error() -> None:
 
 def test_epochs_of_a_finite_task_have_the_same_prompts_in_another_order() -> None:
     task = SortDigits(size=10)
-    one, two = list(task.train(1)), list(task.train(2))
+    one, two = pairs(task.train(1)), pairs(task.train(2))
     assert len(one) == 10
     assert one != two
     assert sorted(one) == sorted(two)
@@ -99,12 +106,12 @@ def test_epochs_of_a_finite_task_have_the_same_prompts_in_another_order() -> Non
     ],
 )
 def test_partial_credit_counts_positions_over_the_longer_text(answer: str, score: float) -> None:
-    assert SortDigits(digits=3).score("123", answer) == pytest.approx(score)
+    assert SortDigits(digits=3).grade("123", answer) == pytest.approx(score)
 
 
 @given(truth=st.text("0123456789", max_size=8), answer=st.text("0123456789", max_size=8))
 def test_only_an_exact_answer_scores_one(truth: str, answer: str) -> None:
-    score = SortDigits().score(truth, answer)
+    score = SortDigits().grade(truth, answer)
     assert 0.0 <= score <= 1.0
     assert (score == 1.0) == (truth == answer and truth != "")
 
@@ -121,7 +128,7 @@ def test_decode_of_encode_is_the_text(text: str) -> None:
     tokens = tokenizer.encode(text)
     assert tokens.dtype == np.int64
     assert tokenizer.decode(tokens) == text
-    assert tokenizer.decode(np.append(tokens, [tokenizer.eos_id, 2])) == text
+    assert tokenizer.decode(np.append(tokens, [*tokenizer.eos_ids, 2])) == text
 
 
 def test_special_tokens_inside_an_answer_stay_visible() -> None:
@@ -167,7 +174,7 @@ def test_batches_span_epochs_and_only_the_last_one_is_short() -> None:
 def test_prompts_have_tokens_and_truth() -> None:
     prompt = prompts_of(SortDigits()).take(1)[0]
     assert len(prompt.tokens) == 7
-    assert prompt.truth == "".join(sorted(prompt.text[:-1]))
+    assert prompt.example.row["truth"] == "".join(sorted(prompt.text[:-1]))
 
 
 def test_heldout_depends_on_no_seed_and_consumes_no_training_prompt() -> None:

@@ -20,6 +20,7 @@ from hooktrainer import ports as port_types
 from hooktrainer.errors import ConfigError, PlanError, PortError, SyncError
 from hooktrainer.events import Event, FitEnd, FitStart, IterationEnd, StepEnd, WeightsSynced
 from hooktrainer.metrics import Sum
+from hooktrainer.models.character_tokenizer import CharTokenizer
 from hooktrainer.plugin import port
 from hooktrainer.testing import (
     FakeBuffer,
@@ -418,6 +419,7 @@ class ComputedWeights(dict):
 def test_every_port_has_a_fake_that_implements_it() -> None:
     fakes = {
         port_types.CheckpointStore: FakeCheckpointStore(),
+        port_types.CharacterTask: FakeTask(),
         port_types.Clock: ManualClock(),
         port_types.KLControl: FakeKLControl(),
         port_types.Learner: FakeLearner(),
@@ -432,6 +434,7 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.SupportsSkipping: FakeLearner(),
         port_types.SupportsTrainable: AdapterLearner(),
         port_types.Task: FakeTask(),
+        port_types.Tokenizer: CharTokenizer("ab"),
         port_types.WeightHolder: FakeEngine(),
         port_types.WeightSource: ComputedWeights(),
         port_types.WeightTransport: FakeTransport(),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, groups, versions_of
+from helpers.rollouts import LENGTH, TASK, Queue, generator_config, groups, versions_of
 from helpers.stale_heads import StaleHead, StaleInWorkers, policy
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
@@ -48,7 +48,7 @@ def build() -> Iterator[Callable[..., Engine]]:
     made: list[Engine] = []
 
     def built(name: str, model: Callable[[], nn.Module] = policy) -> Engine:
-        made.append(ENGINES[name].build(policy=model, tokenizer=TOKENIZER, task=TASK, seed=0))
+        made.append(ENGINES[name].build(generator_config(model, TASK, 0)))
         return made[-1]
 
     StaleHead.kept = None
@@ -140,9 +140,7 @@ class TestCanary:
 
     def test_canary_scores_use_the_sampling_temperature(self, build: Callable[..., Engine]) -> None:
         learner = policy()
-        engine = attrs.evolve(ENGINES["inline"], temperature=0.5).build(
-            policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0
-        )
+        engine = attrs.evolve(ENGINES["inline"], temperature=0.5).build(generator_config(policy))
         publish = partial(SameHostTransport().publish, full_state(learner), engines=[engine])
         scores = token_logprobs(learner, TOKENS, 0.5)
         publish(version=0, canary=Canary(tokens=TOKENS, logprobs=scores, atol=1e-4))
@@ -285,9 +283,7 @@ def test_engines_hold_the_staged_weights_while_training_continues() -> None:
 
 
 def test_answers_that_span_a_sync_have_the_first_and_last_version(build: Callable[..., Engine]) -> None:
-    engine = attrs.evolve(ENGINES["inline"], on_sync="continue").build(
-        policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0
-    )
+    engine = attrs.evolve(ENGINES["inline"], on_sync="continue").build(generator_config(policy))
     learner = policy()
     sync(learner, 1, engine)
 

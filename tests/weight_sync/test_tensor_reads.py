@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.rollouts import LENGTH, TASK, TOKENIZER
+from helpers.rollouts import LENGTH, TASK, generator_config
 from helpers.stale_heads import policy
 from hooktrainer.events import FitStart, StepEnd
 from hooktrainer.models.lora import LoraLinear, add_lora, merged_state
@@ -91,7 +91,7 @@ def adapted(*, tied: bool = False) -> nn.Module:
 @pytest.fixture(params=["inline", "process"])
 def engine(request: pytest.FixtureRequest) -> Iterator[RolloutEngine]:
     options = {"inline": InlineOptions, "process": ProcessOptions}[request.param](n=2, max_response_length=LENGTH)
-    engine = options.build(policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0)
+    engine = options.build(generator_config(policy, TASK, 0))
     yield engine
     engine.close()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, Versioned, groups, versions_of
+from helpers.rollouts import LENGTH, TASK, Queue, Versioned, generator_config, groups, versions_of
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
 from hooktrainer.rollout.inline import InlineOptions
@@ -22,9 +22,7 @@ BUCKET_BYTES = 40_000  # a tensor
 
 
 def test_copies_taken_during_syncs_have_one_version() -> None:
-    engine = ThreadOptions(n=2, max_response_length=LENGTH).build(
-        policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0
-    )
+    engine = ThreadOptions(n=2, max_response_length=LENGTH).build(generator_config(Versioned))
     modules, transport = engine._generator.weights, SameHostTransport()
     transport.publish(Versioned.state(0), 0, [engine], bucket_bytes=BUCKET_BYTES)
     torn: list[object] = []
@@ -68,9 +66,7 @@ def test_copies_taken_during_syncs_have_one_version() -> None:
 
 @pytest.mark.slow
 def test_worker_processes_sample_each_group_from_one_version() -> None:
-    engine = ProcessOptions(n=2, max_response_length=LENGTH, workers=2).build(
-        policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0
-    )
+    engine = ProcessOptions(n=2, max_response_length=LENGTH, workers=2).build(generator_config(Versioned))
     transport, queue = SameHostTransport(), Queue(groups(4))
     try:
         transport.publish(Versioned.state(0), 0, [engine], bucket_bytes=BUCKET_BYTES)
@@ -102,7 +98,7 @@ def test_overwriting_the_weights_in_use_ends_the_run(name: str) -> None:
     options = {"inline": InlineOptions, "thread": ThreadOptions, "process": ProcessOptions}[name](
         n=2, max_response_length=LENGTH
     )
-    engine = options.build(policy=Versioned, tokenizer=TOKENIZER, task=TASK, seed=0)
+    engine = options.build(generator_config(Versioned, TASK, 0))
     queue = Queue(groups(2))
     try:
         SameHostTransport().publish(Versioned.state(1), 1, [engine])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
@@ -11,14 +11,12 @@ from attrs.validators import and_, ge, instance_of
 
 from hooktrainer.errors import ConfigError
 from hooktrainer.metrics import Sum
-from hooktrainer.ports import Floats, ReplayBuffer, RolloutEngine, Task, Tokens
+from hooktrainer.ports import Floats, ReplayBuffer, RolloutEngine, Tokens
 from hooktrainer.rollout.engine import Engine
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import COUNT, SamplingOptions
-from hooktrainer.tasks.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.rollout.process.messages import WorkerConfig
     from hooktrainer.rollout.process.pool import WorkerPool
@@ -104,10 +102,8 @@ class ProcessOptions(SamplingOptions):
     max_restarts: int = attrs.field(default=3, validator=and_(instance_of(int), ge(0)))
     """Restarts of each worker after it died, before the run fails."""
 
-    def build(
-        self, *, policy: Callable[[], nn.Module], tokenizer: CharTokenizer, task: Task, seed: int
-    ) -> RolloutEngine:
-        """Build the engine; `policy` returns a new module of the learner's architecture at each call."""
+    def build(self, config: GeneratorConfig) -> RolloutEngine:
+        """Build the engine."""
         from hooktrainer.models.policy import full_state
         from hooktrainer.rollout.generation import Generator
         from hooktrainer.rollout.process.messages import WorkerConfig
@@ -117,18 +113,11 @@ class ProcessOptions(SamplingOptions):
         from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
         from hooktrainer.weight_sync.torn_reads import TornReadDetector
 
-        modules, stats, detector = ModulePair(policy, self.sync_timeout_s), RolloutStats(), TornReadDetector()
+        modules, stats, detector = ModulePair(config.policy, self.sync_timeout_s), RolloutStats(), TornReadDetector()
         layout = FlatLayout.of(full_state(modules.modules[0]))
-        config = WorkerConfig(
-            policy=policy,
-            tokenizer=tokenizer,
-            task=task,
-            seed=seed,
-            options=self,
-            layout=layout,
-            intra_op_threads=self.intra_op_threads,
+        packed = _packed(
+            WorkerConfig(generator=config, options=self, layout=layout, intra_op_threads=self.intra_op_threads)
         )
-        packed = _packed(config)
         flats = layout.allocate(len(modules.modules))
         sets = [layout.views(flat) for flat in flats]
         for module, tensors in zip(modules.modules, sets, strict=True):
@@ -142,7 +131,7 @@ class ProcessOptions(SamplingOptions):
             stats=stats,
             detector=detector,
         )
-        generator = Generator(weights=modules, tokenizer=tokenizer, task=task, seed=seed, options=self)
+        generator = Generator(config, self, modules)
         return ProcessEngine(generator, DoubleBuffer(sets, ProcessReaders(modules, pool), detector), pool, stats)
 
 

@@ -6,23 +6,20 @@ import importlib.util
 import io
 import pickle
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 
 from hooktrainer.errors import RolloutError, line_of, traceback_of
 from hooktrainer.metrics import Metric
-from hooktrainer.ports import FailureReason, Floats, Group, Task, Tokens, Trajectory
+from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
+from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.process.main_module import is_importable
 from hooktrainer.rollout.process.shared_memory import FlatLayout
-from hooktrainer.tasks.tokenizer import CharTokenizer
 from hooktrainer.weight_sync.torn_reads import Fingerprint
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _FILE_MODULE: Final = "hooktrainer_file_"
 """Prefix of the names of modules that were loaded as `file.py:Class`."""
@@ -32,10 +29,7 @@ _FILE_MODULE: Final = "hooktrainer_file_"
 class WorkerConfig:
     """Configuration that a worker process needs to generate."""
 
-    policy: Callable[[], nn.Module]
-    tokenizer: CharTokenizer
-    task: Task
-    seed: int
+    generator: GeneratorConfig
     options: SamplingOptions
     layout: FlatLayout
     intra_op_threads: int

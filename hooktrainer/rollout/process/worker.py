@@ -179,16 +179,10 @@ class Worker:
     def __init__(self, source: RemoteGroupSource, packed: bytes, sets: Sequence[Tensor]) -> None:
         config = unpack(packed)
         torch.set_num_threads(config.intra_op_threads)
-        self._modules = ModulePair(config.policy)
+        self._modules = ModulePair(config.generator.policy)
         for module, flat in zip(self._modules.modules, sets, strict=True):
             use_tensors(module, config.layout.views(flat))
-        generator = Generator(
-            weights=self._modules,
-            tokenizer=config.tokenizer,
-            task=config.task,
-            seed=config.seed,
-            options=config.options,
-        )
+        generator = Generator(config.generator, config.options, self._modules)
         self._source = source
         self._stopped = threading.Event()
         self._generator = generator

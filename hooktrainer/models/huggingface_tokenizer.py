@@ -1,0 +1,59 @@
+"""The tokenizer of a Hugging Face model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hooktrainer.errors import ConfigError
+from hooktrainer.ports import Messages, Tokens
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of transformers, with a chat template if there is one; see `hooktrainer.ports.Tokenizer`.
+
+    With a template, a plain text is the message of a user. Without one, messages are refused.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, eos_ids: Iterable[int], chat: bool) -> None:
+        ends = frozenset(eos_ids)
+        if not ends:
+            raise ConfigError("the tokenizer has no end token, so that no answer can end; set its `eos_token`")
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._special = frozenset(tokenizer.all_special_ids) | ends
+        self.eos_ids: Final = ends
+        self.pad_id: Final[int] = min(ends) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens: the largest id plus 1."""
+        return max(self._tokenizer.get_vocab().values()) + 1
+
+    def encode(self, prompt: str | Messages) -> Tokens:
+        """Return the tokens of a prompt. Raise `ConfigError` for messages if there is no chat template."""
+        if self._chat:
+            messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            ids = self._tokenizer.encode(text, add_special_tokens=False)  # the template writes special tokens
+        elif isinstance(prompt, str):
+            ids = self._tokenizer.encode(prompt)
+        else:
+            raise ConfigError(
+                "the prompt is a list of messages, and the tokenizer has no chat template. Give model.chat_template a "
+                "file with one, or prompts that are texts"
+            )
+        return np.array(ids, dtype=np.int64)
+
+    def decode(self, tokens: Tokens) -> str:
+        """Return the text up to the first end token, without special tokens."""
+        text = self._tokenizer.decode(_until(tokens.tolist(), self.eos_ids), skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+
+def _until(ids: list[int], ends: Collection[int]) -> list[int]:
+    return ids[: next((place for place, token in enumerate(ids) if token in ends), len(ids))]

@@ -1,0 +1,26 @@
+"""What every generator of a run is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+
+from hooktrainer.ports import Task, Tokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class GeneratorConfig:
+    """The model, the task and the seed of a run; picklable, for worker processes."""
+
+    policy: Callable[[], nn.Module]
+    """Returns a new module of the learner's architecture at each call."""
+    tokenizer: Tokenizer
+    task: Task
+    seed: int
+    max_length: int
+    """Largest number of tokens of a prompt and its answer."""

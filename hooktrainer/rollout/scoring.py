@@ -1,0 +1,52 @@
+"""Scores of the answers of a group, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+
+import attrs
+import numpy as np
+
+from hooktrainer._util.copies import copies_ended
+from hooktrainer.errors import RolloutError
+from hooktrainer.ports import SCORE_TOLERANCE, Answer, Example, Score, Task
+
+
+def score_answers(task: Task, example: Example, answers: Sequence[Answer]) -> list[Score]:
+    """Return the score of each answer, with `exact` filled in. Raises `RolloutError` if the task returns others."""
+    with copies_ended():
+        found: object = task.score(example, answers)
+    where = f"{type(task).__name__}.score"
+    if isinstance(found, (str, Mapping)) or not isinstance(found, (Sequence, np.ndarray)) or len(found) != len(answers):
+        count = f"{len(found)} scores" if isinstance(found, (list, tuple, np.ndarray)) else repr(found)
+        raise RolloutError(
+            f"{where} returned {count} for the {len(answers)} answers to {example.text!r}; expected a list with one "
+            "score for each answer"
+        )
+    return [_checked(score, where, example, answer) for score, answer in zip(found, answers, strict=True)]
+
+
+def _checked(found: object, where: str, example: Example, answer: Answer) -> Score:
+    score = found if isinstance(found, Score) else Score(found)  # type: ignore[arg-type]
+    if not _is_finite(score.value):
+        raise RolloutError(
+            f"{where} returned {score.value!r} for the answer {answer.text!r} to {example.text!r}; expected a finite "
+            "number"
+        )
+    value = float(score.value)
+    if abs(value - round(value)) <= SCORE_TOLERANCE and round(value) in {0, 1}:
+        value = float(round(value))  # partial credit is a sum with rounding errors
+    exact = value == 1.0 if score.exact is None else bool(score.exact)
+    for name, number in score.metrics.items():
+        if not isinstance(number, (Real, np.bool_)):
+            raise RolloutError(
+                f"{where} returned the metric {name!r} = {number!r} for the answer {answer.text!r} to "
+                f"{example.text!r}; expected a number"
+            )
+    return attrs.evolve(score, value=value, exact=exact, metrics={k: float(v) for k, v in score.metrics.items()})
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (Real, np.bool_)) and math.isfinite(float(value))
