@@ -114,9 +114,7 @@ def _ports(composition: Composition) -> Ports:
 def _prompts(config: Config, task: Task, tokenizer: Tokenizer, limit: PromptLimit) -> TaskPrompts:
     """Return the prompts of the run. Raise `ConfigError` unless there is one mini-batch."""
     try:
-        prompts = TaskPrompts(
-            task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs, limit=limit
-        )
+        prompts = TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs, limit=limit)
         prompts.require(config.trainer.ppo_mini_batch_size)
     except ConfigError as error:
         error.place("task")

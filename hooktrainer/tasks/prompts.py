@@ -174,7 +174,7 @@ class TaskPrompts:
             skipped = 0
 
     def _prompt(self, example: object, name: str) -> Prompt | None:
-        """Return the tokenized prompt of an example; None if it is left out. Raises `ConfigError` if it has no token."""
+        """Return the tokenized prompt of an example; None to leave it out. Raises `ConfigError` if it is unusable."""
         if not isinstance(example, Example) or not _is_prompt(example.prompt):
             found = f"{name} is {reprlib.repr(example)} ({type(example).__name__})"
             text = f"{found}, expected an Example with a text or a list of messages (hooktrainer.ports.Example)"
