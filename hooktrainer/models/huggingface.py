@@ -21,9 +21,10 @@ class HuggingFacePolicy(nn.Module):
     Texts are padded on the left, and position ids count real tokens.
     """
 
-    def __init__(self, lm: PreTrainedModel) -> None:
+    def __init__(self, lm: PreTrainedModel, dtype: str = "float32") -> None:
         super().__init__()
         self.lm = lm
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self.width = vocabulary_and_width(lm)[1]
         # transformers 5.24 renamed the argument.
         parameters = inspect.signature(lm.base_model.forward).parameters
@@ -41,7 +42,8 @@ class HuggingFacePolicy(nn.Module):
     def project(self, states: Tensor) -> Tensor:
         """Return logits of the next token for these states, shape (..., width) -> (..., V)."""
         flat = states.reshape(1, -1, self.width)
-        logits: Tensor = _head_of(self.lm)(inputs_embeds=flat, use_cache=False).logits
+        with self._precision(states):
+            logits: Tensor = _head_of(self.lm)(inputs_embeds=flat, use_cache=False).logits
         return logits.view(*states.shape[:-1], -1)
 
     def new_cache(self, rows: int, length: int) -> HuggingFaceCache:
@@ -64,13 +66,14 @@ class HuggingFacePolicy(nn.Module):
         lengths = torch.tensor(cache.lengths, device=tokens.device)
         longest = max(cache.lengths)
         mask = torch.arange(longest + 1, device=tokens.device) >= (longest - lengths)[:, None]
-        output = self.lm.base_model(
-            input_ids=tokens[:, None],
-            attention_mask=mask.long(),
-            position_ids=lengths[:, None],
-            use_cache=True,
-            **{self._cache_argument: cache.layers},
-        )
+        with self._precision(tokens):
+            output = self.lm.base_model(
+                input_ids=tokens[:, None],
+                attention_mask=mask.long(),
+                position_ids=lengths[:, None],
+                use_cache=True,
+                **{self._cache_argument: cache.layers},
+            )
         cache.lengths = [length + 1 for length in cache.lengths]
         return self.project(output.last_hidden_state[:, 0])
 
@@ -79,7 +82,12 @@ class HuggingFacePolicy(nn.Module):
         if left_pad is not None:
             columns = torch.arange(tokens.shape[1], device=tokens.device) - left_pad[:, None]
             inputs = {"attention_mask": (columns >= 0).long(), "position_ids": columns.clamp(min=0)}
-        return self.lm.base_model(input_ids=tokens, **inputs, **options).last_hidden_state  # type: ignore[no-any-return]
+        with self._precision(tokens):
+            return self.lm.base_model(input_ids=tokens, **inputs, **options).last_hidden_state  # type: ignore[no-any-return]
+
+    def _precision(self, like: Tensor) -> torch.autocast:
+        """Return a context in which matrix products have the configured precision."""
+        return torch.autocast(like.device.type, self._dtype, enabled=self._dtype != torch.float32)
 
 
 def vocabulary_and_width(lm: PreTrainedModel) -> tuple[int, int]:

@@ -1,0 +1,72 @@
+"""Options of a model of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+import attrs
+from attrs.validators import gt, in_, instance_of, min_len
+
+from hooktrainer.ports import Task, Tokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DEFAULT_PROMPT_LENGTH: Final = 512
+
+
+@attrs.frozen(kw_only=True)
+class LoraOptions:
+    """Low-rank adapters on linear layers. Only they are trained."""
+
+    rank: int = attrs.field(default=16, validator=[instance_of(int), gt(0)])
+    """Rank of the update of a weight."""
+    alpha: float = attrs.field(default=32.0, converter=float, validator=gt(0.0))
+    """Scale of the update: it is multiplied by alpha / rank."""
+    targets: Sequence[str] = attrs.field(default=("q_proj", "v_proj"), validator=min_len(1))
+    """Last parts of the names of layers, or whole names."""
+
+
+@attrs.frozen(kw_only=True)
+class HuggingFaceOptions:
+    """A causal language model of transformers with its tokenizer, from a folder or the cache of the hub."""
+
+    path: str = attrs.field(validator=min_len(1))
+    """Folder of the model, or its name in the cache of the hub. Nothing is downloaded."""
+    dtype: Literal["float32", "bfloat16", "float16"] = attrs.field(
+        default="float32", validator=in_(("float32", "bfloat16", "float16"))
+    )
+    """Precision of matrix products, by autocast. Weights are float32, so that small updates are not lost."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = attrs.field(
+        default="auto", validator=in_(("auto", "sdpa", "eager", "flash_attention_2"))
+    )
+    """Implementation of attention; `auto` is the choice of transformers."""
+    gradient_checkpointing: bool = attrs.field(default=False, validator=instance_of(bool))
+    """Whether layers are computed again in the backward pass, which saves memory."""
+    trust_remote_code: bool = attrs.field(default=False, validator=instance_of(bool))
+    """Whether Python code in the folder may run."""
+    chat_template: str = "auto"
+    """`auto` applies the chat template of the tokenizer if it has one. `none` encodes texts as they are. Or the path of
+    a file with a Jinja template."""
+    lora: LoraOptions | None = None
+    """Adapters to train in place of all weights."""
+
+    def tokenizer(self, task: Task) -> Tokenizer:  # noqa: ARG002 (it is that of the model)
+        """Return the tokenizer of the model."""
+        from hooktrainer.models.huggingface_loading import load_tokenizer
+
+        return load_tokenizer(self)
+
+    def default_prompt_length(self, task: Task) -> int:  # noqa: ARG002 (lengths are in tokens of the model)
+        """Return the largest number of tokens of a prompt."""
+        return DEFAULT_PROMPT_LENGTH
+
+    def build(self, *, vocab_size: int, max_length: int, seed: int) -> nn.Module:
+        """Load the model. `seed` determines the initial adapters.
+
+        Raises `ConfigError` if it does not fit its tokenizer or `max_length`, or cannot decode with a cache.
+        """
+        from hooktrainer.models.huggingface_loading import build_policy
+
+        return build_policy(self, vocab_size=vocab_size, max_length=max_length, seed=seed)
