@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Final, Literal
 import attrs
 from attrs.validators import gt, in_, instance_of, min_len
 
+from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.ports import Task, Tokenizer
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from hooktrainer.models.huggingface_loading import Source
 
 DEFAULT_PROMPT_LENGTH: Final = 512
 
@@ -54,9 +57,7 @@ class HuggingFaceOptions:
 
     def tokenizer(self, task: Task) -> Tokenizer:  # noqa: ARG002 (it is that of the model)
         """Return the tokenizer of the model."""
-        from hooktrainer.models.huggingface_loading import load_tokenizer
-
-        return load_tokenizer(self)
+        return self._source.tokenizer(self.chat_template)
 
     def default_prompt_length(self, task: Task) -> int:  # noqa: ARG002 (lengths are in tokens of the model)
         """Return the largest number of tokens of a prompt."""
@@ -67,6 +68,25 @@ class HuggingFaceOptions:
 
         Raises `ConfigError` if it does not fit its tokenizer or `max_length`, or cannot decode with a cache.
         """
-        from hooktrainer.models.huggingface_loading import build_policy
+        from hooktrainer.models.huggingface import HuggingFacePolicy
+        from hooktrainer.models.lora import add_lora
+        from hooktrainer.models.probe import check_policy
 
-        return build_policy(self, vocab_size=vocab_size, max_length=max_length, seed=seed)
+        lm = self._source.model(self.attention)
+        self._source.check_sizes(lm, vocab_size=vocab_size, max_length=max_length)
+        if self.gradient_checkpointing:
+            lm.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+        policy = HuggingFacePolicy(lm, self.dtype)
+        check_policy(policy)
+        if self.lora is not None:
+            try:
+                add_lora(policy, targets=self.lora.targets, rank=self.lora.rank, alpha=self.lora.alpha, seed=seed)
+            except (TypeError, ValueError) as error:
+                raise ConfigError([Fault("model.lora", str(error))]) from None
+        return policy
+
+    @property
+    def _source(self) -> Source:
+        from hooktrainer.models.huggingface_loading import Source
+
+        return Source(self.path, self.trust_remote_code)
