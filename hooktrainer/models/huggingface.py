@@ -25,7 +25,7 @@ class HuggingFacePolicy(nn.Module):
         super().__init__()
         self.lm = lm
         self._dtype: torch.dtype = getattr(torch, dtype)
-        self.width = vocabulary_and_width(lm)[1]
+        self.padded_vocab_size, self.width = vocabulary_and_width(lm)
         # transformers 5.24 renamed the argument.
         parameters = inspect.signature(lm.base_model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 from attrs.validators import gt, in_, instance_of, min_len
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hooktrainer.models.huggingface_loading import Source
-
-DEFAULT_PROMPT_LENGTH: Final = 512
 
 
 @attrs.frozen(kw_only=True)
@@ -59,10 +57,6 @@ class HuggingFaceOptions:
         """Return the tokenizer of the model."""
         return self._source.tokenizer(self.chat_template)
 
-    def default_prompt_length(self, task: Task) -> int:  # noqa: ARG002 (lengths are in tokens of the model)
-        """Return the largest number of tokens of a prompt."""
-        return DEFAULT_PROMPT_LENGTH
-
     def build(self, *, vocab_size: int, max_length: int, seed: int) -> nn.Module:
         """Load the model. `seed` determines the initial adapters.
 
@@ -87,6 +81,8 @@ class HuggingFaceOptions:
 
     @property
     def _source(self) -> Source:
-        from hooktrainer.models.huggingface_loading import Source
-
+        try:
+            from hooktrainer.models.huggingface_loading import Source
+        except ImportError as error:
+            raise ConfigError(f"the model requires transformers ({error}): pip install 'hooktrainer[hf]'") from None
         return Source(self.path, self.trust_remote_code)

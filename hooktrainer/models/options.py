@@ -32,10 +32,6 @@ class CharacterModel:
             )
         return CharTokenizer(task.alphabet)
 
-    def default_prompt_length(self, task: CharacterTask) -> int:
-        """Return the number of tokens of the longest prompt of a task."""
-        return task.longest_prompt
-
 
 @attrs.frozen(kw_only=True)
 class DecoderOptions(CharacterModel):

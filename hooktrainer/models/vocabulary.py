@@ -15,14 +15,15 @@ from hooktrainer.models.policy import in_eval_mode
 def check_vocabulary(model: nn.Module, vocab_size: int) -> None:
     """Raise `ConfigError` unless the model reads every token and returns one logit for each.
 
-    The model processes the last token of the vocabulary.
+    A model may have more tokens for alignment, if its `padded_vocab_size` says so. The model processes the last token
+    of the vocabulary.
     """
     with in_eval_mode(model):
         predicted = _predicted(model, vocab_size - 1)
         if predicted is None:
             unread = bisect.bisect_left(range(vocab_size), True, key=lambda token: _predicted(model, token) is None)
             raise _fault(f"reads {unread}", vocab_size)
-    if predicted != vocab_size:
+    if predicted != getattr(model, "padded_vocab_size", vocab_size) or predicted < vocab_size:
         raise _fault(f"returns logits of {predicted}", vocab_size)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import attrs
@@ -20,8 +19,6 @@ SCORE_TOLERANCE: Final = 1e-9
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation: messages with `role` and `content`, and further keys that a chat template reads."""
 
-_EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
-
 
 @attrs.frozen
 class Example:
@@ -29,7 +26,7 @@ class Example:
 
     prompt: str | Messages
     """A text, or the messages of a conversation."""
-    row: Mapping[str, Any] = _EMPTY
+    row: Mapping[str, Any] = attrs.field(factory=dict)
     """Columns of the data by name: the truth, and everything else that reward functions read. Plain JSON values."""
     number: int = 0
     """Number of the row in its data, from 0."""
@@ -70,7 +67,7 @@ class Trajectory:
     """Score of the task."""
     exact: bool = attrs.field()
     """Whether the answer has full marks; by default, whether the score is 1."""
-    metrics: Mapping[str, float] = _EMPTY
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
     """Further numbers that the task reports for the answer, by name."""
     text: str = ""
     truncated: bool = False

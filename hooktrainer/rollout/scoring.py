@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import Final
 
 import attrs
 import numpy as np
@@ -12,6 +13,9 @@ import numpy as np
 from hooktrainer._util.copies import copies_ended
 from hooktrainer.errors import RolloutError
 from hooktrainer.ports import SCORE_TOLERANCE, Answer, Example, Score, Task
+
+_ROUNDING_STEPS: Final = 8
+"""Rounding errors of a sum of ten numbers, in units of the precision of a NumPy float."""
 
 
 def score_answers(task: Task, example: Example, answers: Sequence[Answer]) -> list[Score]:
@@ -35,8 +39,10 @@ def _checked(found: object, where: str, example: Example, answer: Answer) -> Sco
             f"{where} returned {score.value!r} for the answer {answer.text!r} to {example.text!r}; expected a finite "
             "number"
         )
-    value = float(score.value)
-    if abs(value - round(value)) <= SCORE_TOLERANCE and round(value) in {0, 1}:
+    value, tolerance = float(score.value), SCORE_TOLERANCE
+    if isinstance(score.value, np.floating):
+        tolerance = max(tolerance, _ROUNDING_STEPS * float(np.finfo(score.value).eps))
+    if abs(value - round(value)) <= tolerance and round(value) in {0, 1}:
         value = float(round(value))  # partial credit is a sum with rounding errors
     exact = value == 1.0 if score.exact is None else bool(score.exact)
     for name, number in score.metrics.items():

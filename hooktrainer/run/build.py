@@ -31,7 +31,11 @@ from hooktrainer.trainer import Trainer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
+    from hooktrainer.learner.policy_gradient import PolicyGradientLearner
     from hooktrainer.ports import Sink
+    from hooktrainer.rollout.options import SamplingOptions
 
 
 def build_trainer(config: Config | Composition) -> Trainer:
@@ -68,9 +72,7 @@ def directory_of(config: Config) -> Path:
 
 
 def _ports(composition: Composition) -> Ports:
-    from hooktrainer.learner.policy_gradient import PolicyGradientLearner
     from hooktrainer.models.precision import in_single_precision
-    from hooktrainer.models.vocabulary import check_vocabulary
     from hooktrainer.weight_sync.same_host import SameHostTransport
 
     config, task, rollout = composition.config, composition.task, composition.rollout
@@ -87,18 +89,7 @@ def _ports(composition: Composition) -> Ports:
         seed=config.seed,
         max_length=max_length,
     )
-    model = policy()
-    check_vocabulary(model, tokenizer.vocab_size)
-    learner = PolicyGradientLearner(
-        model,
-        algorithm=config.algorithm,
-        optim=config.optim,
-        critic=config.critic,
-        temperature=rollout.temperature,
-        pad_id=tokenizer.pad_id,
-        max_response_length=rollout.max_response_length,
-        iterations_per_step=config.trainer.parameter_sync_step,
-    )
+    learner = _learner(config, rollout, policy(), tokenizer)
     return Ports(
         learner=learner,
         engine=rollout.build(generator),
@@ -108,6 +99,23 @@ def _ports(composition: Composition) -> Ports:
         clock=SystemClock(),
         sinks=dict(_sinks(composition)),
         extra={KLControl: learner},
+    )
+
+
+def _learner(config: Config, rollout: SamplingOptions, model: nn.Module, tokenizer: Tokenizer) -> PolicyGradientLearner:
+    from hooktrainer.learner.policy_gradient import PolicyGradientLearner
+    from hooktrainer.models.vocabulary import check_vocabulary
+
+    check_vocabulary(model, tokenizer.vocab_size)
+    return PolicyGradientLearner(
+        model,
+        algorithm=config.algorithm,
+        optim=config.optim,
+        critic=config.critic,
+        temperature=rollout.temperature,
+        pad_id=tokenizer.pad_id,
+        max_response_length=rollout.max_response_length,
+        iterations_per_step=config.trainer.parameter_sync_step,
     )
 
 

@@ -23,6 +23,8 @@ from hooktrainer.models.size import ModelSize
 from hooktrainer.ports import CharacterTask
 from hooktrainer.rollout.options import SamplingOptions
 
+DEFAULT_PROMPT_LENGTH: Final = 512
+"""Tokens of a prompt, unless the model reads characters of a task with a longest prompt."""
 MAX_UPDATES: Final = 1_000_000
 """Optimizer updates of one step; a step takes days before it writes its first row with more."""
 WORKERS_PER_CORE: Final = 16
@@ -87,8 +89,9 @@ class Sizes:
 
 def prompt_length(rollout: SamplingOptions, model: Any, task: Any) -> int:
     """Return the largest number of tokens of a prompt, of the options or by default."""
-    configured = rollout.max_prompt_length
-    return int(model.default_prompt_length(task) if configured is None else configured)
+    if rollout.max_prompt_length is not None:
+        return rollout.max_prompt_length
+    return int(task.longest_prompt) if isinstance(model, CharacterModel) else DEFAULT_PROMPT_LENGTH
 
 
 def limit_faults(sizes: Sizes) -> Iterator[Fault]:

@@ -21,6 +21,8 @@ ALWAYS: Final = (
     *(f"actor/{name}" for name in ("pg_loss", "ppo_kl", "skipped_updates", "updates_without_tokens")),
     *(f"critic/{name}/{part}" for name in ("advantages", "rewards", "score") for part in _SPREAD),
     *(f"{name}_length/{part}" for name in ("prompt", "response") for part in _SPREAD),
+    "critic/exact_match/mean",
+    "data/filtered_too_long",
     "response_length/clip_ratio",
     *(f"global_seqlen/{part}" for part in ("max", "min", "minmax_diff")),
     *(f"perf/{name}" for name in ("idle_ratio", "rollout_tokens_per_worker_second", "throughput", "time_per_step")),
@@ -38,6 +40,7 @@ ALWAYS: Final = (
     "nan/",
     "perf/goodput/",
     "replay/failed/",
+    "reward/",
     "timing_s/group/",
     "timing_s/hook/",
 )

@@ -60,7 +60,7 @@ def _kind(noun: str, check: Callable[[Any, str], None] = _check_options) -> Kind
 
 PLUGINS: Final = _kind("plugin", _check_plugin)
 TASKS: Final = _kind("task", _check_methods("a task", "train", "heldout", "score"))
-MODELS: Final = _kind("model", _check_methods("a model", "tokenizer", "default_prompt_length", "build"))
+MODELS: Final = _kind("model", _check_methods("a model", "tokenizer", "build"))
 ENGINES: Final = _kind("engine", _check_methods("an engine", "build"))
 SINKS: Final = _kind("sink", _check_sink)
 

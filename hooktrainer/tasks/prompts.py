@@ -175,10 +175,12 @@ class TaskPrompts:
 
     def _prompt(self, example: object, name: str) -> Prompt | None:
         """Return the tokenized prompt of an example; None to leave it out. Raises `ConfigError` if it is unusable."""
-        if not isinstance(example, Example) or not _is_prompt(example.prompt):
+        if not isinstance(example, Example):
             found = f"{name} is {reprlib.repr(example)} ({type(example).__name__})"
-            text = f"{found}, expected an Example with a text or a list of messages (hooktrainer.ports.Example)"
-            raise ConfigError([Fault("task", text)])
+            raise ConfigError([Fault("task", f"{found}, expected an Example of hooktrainer.ports")])
+        if not _is_prompt(example.prompt):
+            found = f"{name} is {reprlib.repr(example.prompt)} ({type(example.prompt).__name__})"
+            raise ConfigError([Fault("task", f"{found}, expected a text or a list of messages with role and content")])
         try:
             prompt = Prompt(example, self._tokenizer.encode(example.prompt))
         except ConfigError as error:

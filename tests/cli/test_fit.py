@@ -189,7 +189,7 @@ def test_non_finite_update_leaves_the_weights_unchanged(monkeypatch: pytest.Monk
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.ports.learner.weights().items())
 
 
-@pytest.mark.parametrize("score", ["nan", "inf", "1.5", "None", "'0.5'", "[1]"])
+@pytest.mark.parametrize("score", ["nan", "inf", "None", "'0.5'", "[1]"])
 def test_invalid_score_is_reported_with_its_answer(score: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd.py").write_text(
         "import attrs\nfrom math import inf, nan\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
@@ -200,7 +200,7 @@ def test_invalid_score_is_reported_with_its_answer(score: str, capsys: pytest.Ca
 
     said = capsys.readouterr().err
     assert f"Odd.score returned {score} for the answer" in said
-    assert "expected a number from 0 to 1" in said
+    assert "expected a finite number" in said
 
 
 @pytest.mark.parametrize(("code", "exits"), [("0", 1), ("", 1), ("3", 3)])

@@ -63,7 +63,7 @@ class ForksThenDies(Addition):
     pid: Path
     dies: bool = True
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         if not self.pid.exists():
             readable, writable = os.pipe()
             if os.fork() == 0:

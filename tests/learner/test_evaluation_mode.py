@@ -199,7 +199,7 @@ import attrs
 import torch
 from torch import nn
 
-from hooktrainer.models.options import DecoderOptions
+from hooktrainer.models.options import CharacterModel, DecoderOptions
 
 class Dropped(nn.Module):
     def __init__(self, model):
@@ -225,7 +225,7 @@ class Dropped(nn.Module):
         return self.model.decode(tokens, cache)
 
 @attrs.frozen(kw_only=True)
-class Model:
+class Model(CharacterModel):
     def build(self, *, vocab_size, max_length, seed):
         options = DecoderOptions(layers=1, width=16, heads=2)
         return Dropped(options.build(vocab_size=vocab_size, max_length=max_length, seed=seed))

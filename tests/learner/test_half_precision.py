@@ -165,10 +165,10 @@ def test_a_checkpoint_in_half_precision_is_restored_into_single_precision_but_no
 MODEL = """
 import attrs
 import torch
-from hooktrainer.models.options import DecoderOptions
+from hooktrainer.models.options import CharacterModel, DecoderOptions
 
 @attrs.frozen(kw_only=True)
-class Model:
+class Model(CharacterModel):
     def build(self, *, vocab_size, max_length, seed):
         options = DecoderOptions(layers=1, width=16, heads=2)
         return options.build(vocab_size=vocab_size, max_length=max_length, seed=seed).to(torch.bfloat16)

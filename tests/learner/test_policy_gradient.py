@@ -247,6 +247,7 @@ class TestMetrics:
                 "critic/score/mean": 0.5,
                 "critic/score/max": 1.0,
                 "critic/score/min": 0.0,
+                "critic/exact_match/mean": 0.2,
                 "critic/rewards/mean": 0.5,
                 "critic/rewards/max": 1.0,
                 "critic/rewards/min": 0.0,

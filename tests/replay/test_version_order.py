@@ -9,7 +9,7 @@ import pytest
 
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import RolloutError, RunError
-from hooktrainer.ports import Batch, Group, Prompt, Replacement, Strategy, Trajectory
+from hooktrainer.ports import Batch, Example, Group, Prompt, Replacement, Strategy, Trajectory
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.staleness import Drop, Pace, Requeue, Wait
@@ -50,7 +50,7 @@ def dispatched(version: int, policy: Strategy, limits: ReplayOptions | None = No
     buffer = GroupBuffer(limits)
     buffer.set_policy(policy)
     buffer.advance(version)
-    buffer.dispatch([Prompt("q", np.zeros(1, np.int64))])
+    buffer.dispatch([Prompt(Example("q"), np.zeros(1, np.int64))])
     return buffer
 
 
@@ -76,7 +76,7 @@ def test_a_group_behind_older_ones_is_found_too() -> None:
     buffer = dispatched(0, Drop(4))
     buffer.finish(buffer.claim(1)[0], [answer(0)])
     buffer.advance(56)
-    buffer.dispatch([Prompt("q", np.zeros(1, np.int64))])
+    buffer.dispatch([Prompt(Example("q"), np.zeros(1, np.int64))])
     with pytest.raises(RunError, match="version went backwards"):
         buffer.sample(1, 1, lambda _: None)
     assert buffer.ledger.sampled.groups == 0
@@ -86,7 +86,7 @@ def test_a_group_that_is_dispatched_while_the_loop_samples_is_checked() -> None:
     buffer = GroupBuffer()
     buffer.advance(56)
     with pytest.raises(RunError, match="S=-55"):
-        buffer.sample(1, 1, lambda _: buffer.dispatch([Prompt("q", np.zeros(1, np.int64))]) and None)
+        buffer.sample(1, 1, lambda _: buffer.dispatch([Prompt(Example("q"), np.zeros(1, np.int64))]) and None)
 
 
 def test_a_restored_group_that_is_newer_than_the_restored_version_is_refused() -> None:
@@ -96,7 +96,7 @@ def test_a_restored_group_that_is_newer_than_the_restored_version_is_refused() -
 
 
 def test_a_batch_has_no_staleness_below_one() -> None:
-    prompt = Prompt("q", np.zeros(1, np.int64))
+    prompt = Prompt(Example("q"), np.zeros(1, np.int64))
     batch = Batch(groups=(Group(number=0, stamp=57, prompt=prompt, trajectories=(answer(0),)),))
     with pytest.raises(RunError, match="S=-55"):
         batch.ages(1, 0, 1)

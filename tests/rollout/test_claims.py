@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.faulty_tasks import WaitsInScore
-from helpers.rollouts import LENGTH, PATIENCE_S, TOKENIZER, Queue, build, groups, publish
+from helpers.rollouts import LENGTH, PATIENCE_S, Queue, generator_config, groups, publish
 from hooktrainer.ports import Group
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
@@ -86,9 +86,7 @@ class Waiting(Addition):
 def test_threads_claim_no_groups_for_a_worker_that_scores(slots: int) -> None:
     """One worker blocks in `score` with one group. The other one claims as many as it has slots."""
     task, buffer = Waiting(), filled(1)
-    engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2, slots=slots).build(
-        policy=build, tokenizer=TOKENIZER, task=task, seed=0
-    )
+    engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2, slots=slots).build(generator_config(task=task))
     publish(engine, 0)
     engine.start(buffer)
     try:
@@ -109,9 +107,7 @@ def test_no_group_is_sent_to_a_worker_process_that_scores(tmp_path: Path) -> Non
     task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
     os.mkfifo(task.inside)
     os.mkfifo(task.proceed)
-    engine = ProcessOptions(n=1, max_response_length=LENGTH, workers=1, slots=2).build(
-        policy=build, tokenizer=TOKENIZER, task=task, seed=0
-    )
+    engine = ProcessOptions(n=1, max_response_length=LENGTH, workers=1, slots=2).build(generator_config(task=task))
     publish(engine, 0)
     buffer = filled(1)
     engine.start(buffer)
@@ -146,7 +142,7 @@ def test_no_group_is_sent_to_a_worker_process_that_scores(tmp_path: Path) -> Non
 def test_no_more_groups_are_claimed_than_there_are_slots(kind: type[ThreadOptions], batching: str) -> None:
     workers = {} if kind is InlineOptions else {"workers": 2}
     options = kind(n=1, max_response_length=LENGTH, slots=3, batching=batching, **workers)
-    engine = options.build(policy=build, tokenizer=TOKENIZER, task=Addition(), seed=0)
+    engine = options.build(generator_config())
     publish(engine, 0)
     at_work: list[int] = []
 
@@ -174,7 +170,7 @@ def test_no_group_is_claimed_while_a_sync_pauses_an_idle_engine(kind: type[Threa
     os.mkfifo(task.inside)
     os.mkfifo(task.proceed)
     options = kind(n=1, max_response_length=LENGTH, workers=1, slots=1)
-    engine = options.build(policy=build, tokenizer=TOKENIZER, task=task, seed=0)
+    engine = options.build(generator_config(task=task))
     publish(engine, 0)
     queue = Queue(groups(2))
     engine.start(queue)

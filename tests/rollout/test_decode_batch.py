@@ -51,7 +51,7 @@ def batch(model: Scripted, longest: int = 3) -> DecodeBatch:
         model,
         7,
         options=options,
-        eos_id=EOS,
+        eos_ids=frozenset({EOS}),
         device=torch.device("cpu"),
         slots=8,
         length=8,

@@ -19,7 +19,6 @@ from helpers.rollouts import (
     LENGTH,
     PATIENCE_S,
     TASK,
-    TOKENIZER,
     Queue,
     Versioned,
     build,
@@ -31,7 +30,7 @@ from helpers.rollouts import (
 from hooktrainer import ports
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
-from hooktrainer.ports import Group, Trajectory
+from hooktrainer.ports import Example, Group, Prompt, Trajectory
 from hooktrainer.rollout.inline import InlineOptions
 from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.rollout.thread import ThreadOptions
@@ -157,7 +156,10 @@ def test_a_failed_stage_does_not_change_the_version_in_use(engine: ports.Rollout
 def test_error_fails_only_its_group_and_is_its_reason(name: str) -> None:
     engine = made(name, FailingTask())
     publish(engine, 0)
-    kinds = [attrs.evolve(group, prompt=attrs.evolve(group.prompt, truth=str(group.number))) for group in groups(4)]
+    kinds = [
+        attrs.evolve(group, prompt=Prompt(Example("1+1=", {"truth": str(group.number)}), group.prompt.tokens))
+        for group in groups(4)
+    ]
     queue = Queue(kinds)
     serve(engine, queue, 4)
     queue.dispatch([attrs.evolve(kinds[0], number=9)])
@@ -223,21 +225,30 @@ def test_a_score_within_rounding_of_0_or_1_is_0_or_1(kind: str) -> None:
     assert greedy.score == expected
 
 
-@pytest.mark.parametrize("gives", [1.001, -0.001, math.nan, math.inf, np.float32(1.00001)])
-def test_a_score_outside_of_0_and_1_is_an_error(gives: object) -> None:
+@pytest.mark.parametrize("gives", [1.001, -0.001, -7, np.float32(1.00001), 1e30])
+def test_any_finite_number_is_a_score(gives: float) -> None:
+    engine = made("inline", SilentTask(gives=gives))
+    publish(engine, 0)
+    queue = Queue(groups(1))
+    serve(engine, queue, 1)
+    assert {(answer.score, answer.exact) for answer in queue.finished[0]} == {(float(gives), False)}
+
+
+@pytest.mark.parametrize("gives", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_a_score_that_is_not_finite_is_an_error(gives: object) -> None:
     engine = made("inline", SilentTask(gives=gives))
     publish(engine, 0)
     queue = Queue(groups(1))
     serve(engine, queue, 1)
     error, _ = queue.failed[0]
     assert f"SilentTask.score returned {gives!r}" in str(error)
-    assert "expected a number from 0 to 1" in str(error)
+    assert "expected a finite number" in str(error)
 
 
 @pytest.mark.parametrize(("answers", "found"), [(None, "nothing"), ([], "0 answers")])
 def test_wrong_number_of_generated_answers_is_an_error(answers: object, found: str) -> None:
     engine = made("inline")
-    engine._generator.trajectories = lambda _: answers
+    engine._generator.trajectories = lambda *_: answers
     publish(engine, 0)
     queue = Queue(groups(1))
     serve(engine, queue, 1)
@@ -357,9 +368,7 @@ def test_workers_claim_equal_shares() -> None:
             together.wait(PATIENCE_S)
             return 1.0
 
-    engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2).build(
-        policy=build, tokenizer=TOKENIZER, task=Meeting(), seed=0
-    )
+    engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2).build(generator_config(task=Meeting()))
     publish(engine, 0)
     queue = Queue(groups(8))
     serve(engine, queue, 8)

@@ -51,7 +51,7 @@ def test_error_of_a_worker_is_raised_by_fit_within_two_seconds(
     engine: str, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = ValueError("boom")
-    monkeypatch.setattr(SortDigits, "score", fails_on(5, error))
+    monkeypatch.setattr(SortDigits, "grade", fails_on(5, error))
     trainer = build_trainer(config(engine))
     ends: list[str] = []
     monkeypatch.setattr(
@@ -82,7 +82,7 @@ def test_score_that_never_returns_times_out_without_delaying_the_end_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(SortDigits, "score", lambda *_: stuck.wait() and 0.5)
+    monkeypatch.setattr(SortDigits, "grade", lambda *_: stuck.wait() and 0.5)
     limits = ["replay.group_timeout_s=0.2", "replay.sample_timeout_s=0.5"]
     started = time.monotonic()
 
@@ -110,7 +110,7 @@ def test_score_that_never_returns_fails_the_sync_that_waits_for_the_worker(
             stuck.wait()
         return 0.5
 
-    monkeypatch.setattr(SortDigits, "score", score)
+    monkeypatch.setattr(SortDigits, "grade", score)
 
     late = r"version (\d+) was not published: waited 0\.5 s .* for rollout-[01] to finish"
     with pytest.raises(SyncError, match=late) as caught:
@@ -129,7 +129,7 @@ def test_error_of_a_worker_is_raised_by_fit_while_another_worker_hangs(
             stuck.wait()
         raise error
 
-    monkeypatch.setattr(SortDigits, "score", score)
+    monkeypatch.setattr(SortDigits, "grade", score)
     trainer = build_trainer(config("thread", "rollout.workers=2", "rollout.batching=group"))
     started = time.monotonic()
 
@@ -144,7 +144,7 @@ def test_error_of_a_worker_is_raised_by_fit_while_another_worker_hangs(
 def test_failed_group_within_max_failed_groups_is_replaced_and_counted(
     engine: str, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SortDigits, "score", fails_on(5, ValueError("boom")))
+    monkeypatch.setattr(SortDigits, "grade", fails_on(5, ValueError("boom")))
     trainer = build_trainer(config(engine, "replay.max_failed_groups=1000", "trainer.total_steps=2"))
 
     assert trainer.fit().step == 2

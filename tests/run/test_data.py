@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ plugins:
 ODD = """
 import attrs
 from hooktrainer.models.options import DecoderOptions
+from hooktrainer.ports import Example
 from hooktrainer.tasks.generated import GeneratedTask
 
 
@@ -34,7 +36,7 @@ class Odd(GeneratedTask):
     def heldout(self, size):
         HELDOUT
 
-    def score(self, truth, answer):
+    def grade(self, truth, answer):
         return 0.5
 
 
@@ -57,8 +59,9 @@ class SmallHead(DecoderOptions):
         model.head = nn.Linear(8, vocab_size - 1, bias=False)
         return model
 """
-ENDLESS = "while True: yield '12>', '12'"
-FIXED = "return [(f'{number}>', '') for number in range(size)]"
+ENDLESS = "while True: yield Example('12>', {'truth': '12'})"
+FIXED = "return [Example(f'{number}>', {'truth': ''}) for number in range(size)]"
+ONE = "Example('1>', {'truth': '1'})"
 
 
 @pytest.fixture(autouse=True)
@@ -81,16 +84,17 @@ def fit(
     [
         ("return iter(())", "task: 0 training prompts are fewer than trainer.ppo_mini_batch_size = 8"),
         ("return []", "task: 0 training prompts are fewer than trainer.ppo_mini_batch_size = 8"),
-        ("yield from [('1>', '1')] * 3", "task: 3 training prompts are fewer than trainer.ppo_mini_batch_size = 8"),
-        ("return None", "task: train returned None (NoneType), expected pairs (text, truth)"),
-        ("return '12'", "task: train returned '12' (str), expected pairs (text, truth)"),
-        ("while True: yield '12'", "task: training prompt 1 is '12' (str), expected a pair (text, truth)"),
-        ("while True: yield '1>', '1', '1'", "task: training prompt 1 is ('1>', '1', '1') (tuple), expected a pair"),
-        ("while True: yield 1, 2", "task: training prompt 1 is (1, 2) (tuple), expected a pair (text, truth)"),
-        ("while True: yield '', ''", "task: training prompt 1, '', has 0 tokens; longest_prompt promises 1 to 5"),
-        ("while True: yield '123456', ''", "task: training prompt 1, '123456', has 6 tokens; longest_prompt promises"),
-        ("while True: yield 'a', ''", "task: training prompt 1: 'a' in 'a' is not in the alphabet"),
-        ("while True: yield '1' * 10**6, ''", "task: training prompt 1, '111111111111...1111111111111', has 1000000"),
+        (f"yield from [{ONE}] * 3", "task: 3 training prompts are fewer than trainer.ppo_mini_batch_size = 8"),
+        ("return None", "task: train returned None (NoneType), expected examples"),
+        ("return '12'", "task: train returned '12' (str), expected examples"),
+        ("while True: yield '12'", "task: training prompt 1 of epoch 1 is '12' (str), expected an Example"),
+        ("while True: yield '1>', '1'", "task: training prompt 1 of epoch 1 is ('1>', '1') (tuple), expected an Exa"),
+        ("while True: yield Example(1)", "task: training prompt 1 of epoch 1 is 1 (int), expected a text or a"),
+        ("while True: yield Example([])", "task: training prompt 1 of epoch 1 is [] (list), expected a text or"),
+        ("while True: yield Example(['a'])", "task: training prompt 1 of epoch 1 is ['a'] (list), expected a"),
+        ("while True: yield Example('')", "task: training prompt 1 of epoch 1, '', has no tokens"),
+        ("while True: yield Example('123456')", "task: 10000 prompts in a row have more than"),
+        ("while True: yield Example('a')", "task: training prompt 1 of epoch 1: 'a' in 'a' is not in the alphabet"),
     ],
 )  # fmt: skip
 def test_training_data_that_cannot_be_used_leaves_no_run(
@@ -114,15 +118,11 @@ def test_a_task_whose_prompts_are_all_held_out_leaves_no_run(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("heldout", "message"),
     [
-        ("return [('1>', '1')] * 3", "plugins[2]: size is 4, and the task has 3 held-out prompts"),
+        (f"return [{ONE}] * 3", "plugins[2]: size is 4, and the task has 3 held-out prompts"),
         ("return []", "plugins[2]: size is 4, and the task has 0 held-out prompts"),
-        ("return ['12'] * size", "task: held-out prompt 1 is '12' (str), expected a pair (text, truth)"),
-        ("return '1212'", "task: heldout returned '1212' (str), expected pairs (text, truth)"),
-        ("return None", "task: heldout returned None (NoneType), expected pairs (text, truth)"),
-        (
-            "return [('1>', ''), ('123456789012', '')] * size",
-            "task: held-out prompt 2, '123456789012', has 12 tokens; longest_prompt promises 1 to 5",
-        ),
+        ("return ['12'] * size", "task: held-out prompt 1 is '12' (str), expected an Example"),
+        ("return '1212'", "task: heldout returned '1212' (str), expected examples"),
+        ("return None", "task: heldout returned None (NoneType), expected examples"),
     ],
 )
 def test_held_out_data_that_cannot_be_used_is_refused_before_the_first_step(
@@ -135,7 +135,7 @@ def test_held_out_data_that_cannot_be_used_is_refused_before_the_first_step(
 
 
 def test_more_held_out_prompts_than_are_asked_for_are_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _ = fit(capsys, "trainer.total_steps=1", heldout="return [('1>', '1')] * 1000")
+    code, _ = fit(capsys, "trainer.total_steps=1", heldout=f"return [{ONE}] * 1000")
     assert code == 0
 
 
@@ -146,16 +146,41 @@ def test_validation_beyond_what_a_task_has_names_both_numbers(capsys: pytest.Cap
     assert "plugins[2]: size is 5000, and the task has 12 held-out prompts" in err
 
 
-def test_a_later_prompt_that_is_too_long_ends_the_run_with_its_number(capsys: pytest.CaptureFixture[str]) -> None:
-    train = "for number in range(1000): yield ('123456789012' if number == 199 else '1>'), '1'"
-    code, err = fit(capsys, train=train)
+LATE = "for number in range(1000): yield Example('123456789012' if number == 199 else '1>', {'truth': '1'})"
+
+
+def test_a_later_prompt_that_is_too_long_is_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = fit(capsys, train=LATE)
+    assert code == 0, err
+    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    assert sum(row["data/filtered_too_long"] for row in rows) == 1
+
+
+def test_a_later_prompt_that_is_too_long_ends_the_run_with_its_number_if_it_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, err = fit(capsys, "rollout.overlong_prompts=error", train=LATE)
     assert code == 1
     assert "24 steps complete" in err
-    text = (
-        "the run failed: task: training prompt 200 of epoch 1, '123456789012', has 12 tokens; longest_prompt promises"
-    )
-    assert text in err
+    found = "training prompt 200 of epoch 1, '123456789012', has 12 tokens, more than rollout.max_prompt_length = 5"
+    assert f"the run failed: task: {found}" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prompts_that_are_too_long_are_cut_on_one_side(side: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = fit(capsys, f"rollout.overlong_prompts={side}", "trainer.total_steps=1", train=LATE)
+    assert code == 0, err
+
+
+def test_held_out_prompts_that_are_too_long_are_left_out(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    heldout = f"return [{ONE}, Example('123456789012')] * size"
+    code, err = fit(capsys, "plugins.validation.size=2", "trainer.total_steps=1", heldout=heldout)
+    assert code == 2
+    assert "1 of 2 held-out prompts are longer than rollout.max_prompt_length, and are left out" in caplog.text
+    assert "plugins[2]: size is 2, and the task has 1 held-out prompts" in err
 
 
 @pytest.mark.parametrize(
@@ -201,7 +226,7 @@ class DropAll(Plugin):
 def test_a_run_whose_groups_are_all_dropped_is_no_success(size: int, capsys: pytest.CaptureFixture[str]) -> None:
     Path("drop.py").write_text(DROP_ALL)
     Path("more.yaml").write_text("plugins: [metric_aggregation, weight_sync, 'drop.py:DropAll']\n")
-    train = f"yield from [('1>', '1')] * {size}"
+    train = f"yield from [{ONE}] * {size}"
     code, err = fit(capsys, "more.yaml", train=train)
     assert code == 1
     assert "the run failed: no step was made: the data ended before the first mini-batch was complete" in err

@@ -253,7 +253,7 @@ def test_name_registered_by_two_distributions_is_refused_and_both_named(
     ("kind", "message"),
     [
         (registry.TASKS, "is not a task: it has no train, heldout, score"),
-        (registry.MODELS, "is not a model: it has no build"),
+        (registry.MODELS, "is not a model: it has no tokenizer, build"),
         (registry.ENGINES, "is not an engine: it has no build"),
     ],
     ids=["task", "model", "engine"],

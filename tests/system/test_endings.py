@@ -257,9 +257,9 @@ def boom(*_: object) -> None:
 
 FAULTS = {
     "raises": ("score", boom, ValueError("boom")),
-    "returns early": ("trajectories", lambda _: [], RolloutError("the engine generated 0 answers instead of 2 ")),
-    "returns None": ("trajectories", lambda _: None, RolloutError("the engine generated nothing instead of 2 ")),
-    "scores None": ("score", lambda *_: None, RolloutError("SortDigits.score returned None for the answer ")),
+    "returns early": ("trajectories", lambda *_: [], RolloutError("the engine generated 0 answers instead of 2 ")),
+    "returns None": ("trajectories", lambda *_: None, RolloutError("the engine generated nothing instead of 2 ")),
+    "scores None": ("grade", lambda *_: None, RolloutError("SortDigits.score returned None for the answer ")),
     "puts None": ("finish", None, RolloutError("the engine handed in None instead of answers")),
 }  # fmt: skip
 

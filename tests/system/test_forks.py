@@ -26,7 +26,7 @@ from hooktrainer.tasks.sort_digits import SortDigits
 class ForksOnce(SortDigits):
     act: str = "sleep"
 
-    def score(self, truth, answer):
+    def grade(self, truth, answer):
         if not os.path.exists("forked"):
             Path("forked").write_text(str(os.getpid()))
             if self.act == "terminated":
@@ -35,7 +35,7 @@ class ForksOnce(SortDigits):
                 self.be_copy()
             sys.stdout.write("AT score\\n")
             sys.stdout.flush()
-        return super().score(truth, answer)
+        return super().grade(truth, answer)
 
     def terminated(self):
         child = os.fork()

@@ -20,13 +20,13 @@ if __name__ == "__main__":
     print("ended")
 """
 OWN_TASK = """
-from helpers.rollouts import TOKENIZER, build
+from helpers.rollouts import generator_config
 from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.tasks.addition import Addition
 
 class Own(Addition): pass
 
-ProcessOptions().build(policy=build, tokenizer=TOKENIZER, task=Own(), seed=0)
+ProcessOptions().build(generator_config(task=Own()))
 """
 
 

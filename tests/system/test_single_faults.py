@@ -44,7 +44,7 @@ class Task(SortDigits):
     at: str
     act: str
 
-    def score(self, truth, answer):
+    def grade(self, truth, answer):
         if self.at == "fork" and not FORKED:
             FORKED.append(True)
             announce()
@@ -54,7 +54,7 @@ class Task(SortDigits):
                 os._exit(0)
         if self.at == "score":
             return act(self.act)
-        return super().score(truth, answer)
+        return super().grade(truth, answer)
 
     def train(self, seed):
         for place, prompt in enumerate(super().train(seed)):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, groups, versions_of
+from helpers.rollouts import LENGTH, Queue, generator_config, groups, versions_of
 from helpers.stale_heads import policy
 from hooktrainer.errors import SyncError
 from hooktrainer.models.policy import full_state
@@ -38,7 +38,7 @@ def make(name: str) -> RolloutEngine:
         "thread": ThreadOptions(**options),
         "process": ProcessOptions(**options, workers=1),
     }
-    return kinds[name].build(policy=policy, tokenizer=TOKENIZER, task=TASK, seed=0)
+    return kinds[name].build(generator_config(policy))
 
 
 @pytest.fixture(params=["fake", "inline", "thread", "process"])
