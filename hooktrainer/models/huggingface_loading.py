@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from hooktrainer.errors import ConfigError, Fault, line_of
 from hooktrainer.models.huggingface_tokenizer import HuggingFaceTokenizer
@@ -62,9 +63,10 @@ class Source:
 
     def _load(self, auto: Any, **settings: Any) -> Any:
         try:
-            return auto.from_pretrained(
-                self.path, trust_remote_code=self.trust_remote_code, local_files_only=True, **settings
-            )
+            with _no_progress_bars():
+                return auto.from_pretrained(
+                    self.path, trust_remote_code=self.trust_remote_code, local_files_only=True, **settings
+                )
         except Exception as error:
             found = f"{self.path!r} cannot be loaded: {line_of(error).splitlines()[0]}"
             remedy = "Give the folder of a model, or the name of one in the cache of the hub (`hf download NAME`)"
@@ -77,6 +79,17 @@ class Source:
             found.append(GenerationConfig.from_pretrained(self.path, local_files_only=True).eos_token_id)
         for ends in found:
             yield from [] if ends is None else ends if isinstance(ends, (list, tuple)) else [ends]
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _template(path: str) -> str:

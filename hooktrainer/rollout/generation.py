@@ -61,14 +61,18 @@ class Generator:
     def logprobs(self, tokens: Tokens) -> Floats:
         """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,).
 
-        Every prefix of the text is prefilled as a prompt is. Call it on the thread that flips weights.
+        Every prefix of the text is prefilled as a prompt is, and its last token is decoded as one of an answer is.
+        Call it on the thread that flips weights.
         """
         module = self.weights.in_use
         device = next(iter(full_state(module).values())).device
-        model, count = cast("Policy", module), len(tokens) - 1
-        prefixes = torch.from_numpy(np.tile(tokens[:-1], (count, 1))).to(device)
-        logits = model.prefill(prefixes, range(1, count + 1), model.new_cache(count, count))
-        targets = torch.from_numpy(tokens[1:]).to(device)
+        model, text = cast("Policy", module), torch.from_numpy(tokens).to(device)
+        count = max(1, len(tokens) - 2)
+        cache = model.new_cache(count, count + 1)
+        logits = model.prefill(text[:count].tile(count, 1), range(1, count + 1), cache)
+        if len(tokens) > 2:
+            logits = torch.cat((logits[:1], model.decode(text[1:-1], cache)))
+        targets = text[1:]
         return of_tokens(log_policy(logits, self.options.temperature), targets).float().cpu().numpy()
 
     def greedy(self, prompts: Sequence[Prompt]) -> list[Trajectory]:

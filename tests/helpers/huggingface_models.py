@@ -47,7 +47,7 @@ CHAT: Final = (
 )
 
 
-def language_model(architecture: str = "llama", attention: str = "sdpa", **options: Any) -> PreTrainedModel:
+def language_model(architecture: str = "llama", attention: str | None = None, **options: Any) -> PreTrainedModel:
     """Return a model whose logits are far from uniform, so that wrong masks, windows and scales show."""
     sizes = {"vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
     config = AutoConfig.for_model(architecture, **sizes | dict(ARCHITECTURES.get(architecture, _SIZES)) | options)

@@ -70,7 +70,7 @@ def train(learner: nn.Module, names: str = "") -> None:
     with torch.no_grad():
         for name, parameter in learner.named_parameters():
             if names in name:
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
 
 
 def held(engine: Engine) -> dict[str, int]:
