@@ -70,7 +70,7 @@ def train(learner: nn.Module, names: str = "") -> None:
     with torch.no_grad():
         for name, parameter in learner.named_parameters():
             if names in name:
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
 
 
 def held(engine: Engine) -> dict[str, int]:
@@ -150,13 +150,12 @@ class TestCanary:
 
 class TestWorkers:
     def test_worker_that_becomes_ready_late_uses_the_published_weights(self, build: Callable[..., Engine]) -> None:
-        learner, engine = policy(), build("process")
-        sync(learner, 0, engine)
+        engine = build("process")
+        sync(policy(), 0, engine)
         queue = Queue(groups(4))
         engine.start(queue)
         for version in range(1, 20):  # while the workers get ready, and after
-            train(learner)
-            sync(learner, version, engine)
+            sync(policy(seed=version), version, engine)
         queue.wait_for(4)
         assert queue.failed == {}
 
