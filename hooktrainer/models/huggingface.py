@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hooktrainer.models.huggingface_cache import HuggingFaceCache
@@ -82,8 +84,31 @@ class HuggingFacePolicy(nn.Module):
         if left_pad is not None:
             columns = torch.arange(tokens.shape[1], device=tokens.device) - left_pad[:, None]
             inputs = {"attention_mask": (columns >= 0).long(), "position_ids": columns.clamp(min=0)}
-        with self._precision(tokens):
+        with self._precision(tokens), self._recomputed_layers():
             return self.lm.base_model(input_ids=tokens, **inputs, **options).last_hidden_state  # type: ignore[no-any-return]
+
+    def recompute_layers(self) -> None:
+        """Compute the layers again in the backward pass, which saves memory."""
+        lm: Any = self.lm
+        # transformers 5.24 renamed the method.
+        enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+
+    @contextmanager
+    def _recomputed_layers(self) -> Iterator[None]:
+        """Let layers be recomputed in evaluation mode, too; transformers requires training mode of the layer itself.
+
+        Dropout belongs to parts of a layer, which stay in evaluation mode.
+        """
+        layers = [part for part in self.lm.modules() if isinstance(part, GradientCheckpointingLayer)]
+        layers = [part for part in layers if part.gradient_checkpointing and not part.training]
+        try:
+            for layer in layers if torch.is_grad_enabled() else ():
+                layer.training = True
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
 
     def _precision(self, like: Tensor) -> torch.autocast:
         """Return a context in which matrix products have the configured precision."""

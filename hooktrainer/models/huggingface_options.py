@@ -68,9 +68,9 @@ class HuggingFaceOptions:
 
         lm = self._source.model(self.attention)
         self._source.check_sizes(lm, vocab_size=vocab_size, max_length=max_length)
-        if self.gradient_checkpointing:
-            lm.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
         policy = HuggingFacePolicy(lm, self.dtype)
+        if self.gradient_checkpointing:
+            policy.recompute_layers()
         check_policy(policy)
         if self.lora is not None:
             try:

@@ -43,17 +43,22 @@ class SameHostTransport(VerifiedTransport):
             del bucket, buckets  # free the memory before the next bucket is made
         self._next = (sent, dict(_checksums_of_unsent(bucketed.sources, trained or {})))
         if sent == self._sent:
-            self._check_no_change(attempt.version, cast=any(receiver.num_cast for receiver in bucketed.receivers))
+            cast = any(receiver.num_cast for receiver in bucketed.receivers)
+            self._check_no_change(attempt.version, trained or {}, cast=cast)
         return self._report(bucketed.receivers)
 
     def _published(self, _version: int) -> None:
         self._sent, self._trained = self._next
 
-    def _check_no_change(self, version: int, *, cast: bool) -> None:
-        """Raise `SyncError` if training changed a tensor although the published weights are unchanged."""
+    def _check_no_change(self, version: int, tensors: Weights, *, cast: bool) -> None:
+        """Raise `SyncError` if training changed a tensor although the published weights are unchanged.
+
+        One factor of an adapter may change while the other is still zero, so that their product does not.
+        """
         sent, trained = self._next
         moved = [name for name, value in trained.items() if self._trained.get(name, value) != value]
-        if moved and not cast:
+        zero = any(not bool(tensors[name].any()) for name in trained.keys() - set(moved))
+        if moved and not cast and not zero:
             raise SyncError(
                 f"training changed {len(moved)} of {len(trained)} tensors that are not sent themselves, such as "
                 f"'{moved[0]}', but all {len(sent)} weights of version {version} equal those that the engines hold. "

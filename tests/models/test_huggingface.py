@@ -168,3 +168,23 @@ def test_weights_are_float32_and_matrix_products_in_the_configured_precision(dty
     assert logits.dtype == getattr(torch, dtype)
     exact = policy("llama")(tokens).detach()
     assert 0.0 < float((logits.float() - exact).abs().max()) < 0.1 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_text", "gpt_neox"])
+def test_recomputed_layers_have_the_same_gradient_and_run_twice(architecture: str) -> None:
+    plain, recomputed = policy(architecture), policy(architecture, **DROPOUT.get(architecture, {}))
+    recomputed.recompute_layers()
+    recomputed.eval()
+    calls = []
+    for part in recomputed.modules():
+        if type(part).__name__.endswith("MLP"):
+            part.register_forward_pre_hook(lambda *_: calls.append(1))
+    tokens = torch.arange(2, 12)[None]
+    for model in (plain, recomputed):
+        model(tokens).square().mean().backward()
+    assert len(calls) == 2 * len({id(part) for part in plain.modules() if type(part).__name__.endswith("MLP")})
+    for (name, one), other in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, msg=name)
+    with torch.no_grad():
+        recomputed(tokens)
+    assert not any(part.training for part in recomputed.modules())

@@ -1,0 +1,123 @@
+"""The options of models of transformers: what cannot be loaded, or does not fit, is refused with its address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.huggingface_models import POSITIONS, language_model, save_model, tokenizer
+from hooktrainer.cli import main
+from hooktrainer.models.huggingface_options import HuggingFaceOptions
+
+RUN = """
+task: {use: addition}
+model: {use: huggingface, path: model}
+rollout: {use: ENGINE, n: 4, max_prompt_length: 12, max_response_length: 4}
+optim: {lr: 1e-3}
+trainer: {total_steps: 3, train_batch_size: 8, ppo_mini_batch_size: 4, parameter_sync_step: 2}
+plugins:
+  - metric_aggregation
+  - weight_sync
+  - checkpoint
+  - {use: validation, size: 4, every: 1}
+  - {use: log_after_collect, sinks: [jsonl]}
+"""
+TIMES = ("timing", "perf/")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RUN.replace("ENGINE", "inline"))
+    return tmp_path
+
+
+def rows(name: str) -> list[Mapping[str, float]]:
+    found = [json.loads(line) for line in Path(f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in found]
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_model_in_a_folder_is_trained(engine: str) -> None:
+    save_model(Path("model"))
+    Path("run.yaml").write_text(RUN.replace("ENGINE", engine))
+    assert main(["fit", "run.yaml", "run.name=a"]) == 0
+    assert [row["step"] for row in rows("a")] == [1, 2, 3]
+    assert all(row["weight_sync/canary_error"] < 1e-5 for row in rows("a"))
+    assert any(row["actor/grad_norm"] > 0.0 for row in rows("a"))
+
+
+def test_a_resumed_run_equals_one_that_was_not_interrupted() -> None:
+    save_model(Path("model"))
+    assert main(["fit", "run.yaml", "run.name=a"]) == 0
+    assert main(["fit", "run.yaml", "run.name=b", "trainer.total_steps=2"]) == 0
+    assert main(["fit", "run.yaml", "run.name=b", "run.resume=auto"]) == 0
+    assert rows("a") == rows("b")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
+def test_adapters_and_recomputed_layers_are_trained(architecture: str) -> None:
+    save_model(Path("model"), architecture)
+    options = ["model.gradient_checkpointing=true"]
+    options += [] if architecture == "gpt2" else ["model.lora={rank: 2}"]
+    assert main(["fit", "run.yaml", "run.name=a", *options]) == 0
+    assert all(row["weight_sync/canary_error"] < 1e-5 for row in rows("a"))
+
+
+FAULTS = {
+    "no folder": ("model.path=absent", "  model.path: 'absent' cannot be loaded: "),
+    "no model": ("model.path=empty", "  model.path: 'empty' cannot be loaded: "),
+    "path": ("model.path=7", "model.path"),
+    "dtype": ("model.dtype=float8", "model.dtype"),
+    "template": ("model.chat_template=absent.jinja", "  model.chat_template: 'absent.jinja' cannot be read: "),
+    "rank": ("model.lora={rank: 0}", "model.lora.rank"),
+    "targets": ("model.lora={targets: [absent]}", "  model.lora: "),
+    "positions": (
+        f"rollout.max_prompt_length={POSITIONS}",
+        f"  rollout: prompts and answers have up to {POSITIONS + 4} tokens, and the model 'model' has {POSITIONS} posi",
+    ),
+    "attention": ("model.attention=flash_attention_2", "  model.path: 'model' cannot be loaded: "),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_model_that_cannot_be_used_is_refused_at_its_address(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model(Path("model"))
+    Path("empty").mkdir()
+    override, message = FAULTS[kind]
+    assert main(["fit", "run.yaml", override]) == 2
+    err = capsys.readouterr().err
+    assert message in err, err
+    assert "Traceback" not in err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("size", [270, 5000])
+def test_a_tokenizer_of_another_model_is_refused_with_both_numbers(
+    size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    language_model(vocab_size=size).save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    assert main(["fit", "run.yaml"]) == 2
+    found = f"model.path: the model 'model' has {size} tokens, and its tokenizer {len(tokenizer())}"
+    assert found in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_an_architecture_that_cannot_decode_with_a_cache_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    language_model("mamba", vocab_size=len(tokenizer())).save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    assert main(["fit", "run.yaml"]) == 2
+    assert "MambaForCausalLM cannot be trained" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_weights_in_half_precision_are_loaded_as_float32() -> None:
+    language_model(vocab_size=len(tokenizer())).to(torch.bfloat16).save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    built = HuggingFaceOptions(path="model").build(vocab_size=len(tokenizer()), max_length=20, seed=0)
+    assert {parameter.dtype for parameter in built.parameters()} == {torch.float32}
