@@ -23,7 +23,7 @@ from hooktrainer.ports.models import Tokenizer
 from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
 from hooktrainer.ports.rollout import RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful, step_key_fault
-from hooktrainer.ports.tasks import Answer, CharacterTask, PromptSource, Score, Task
+from hooktrainer.ports.tasks import Answer, CharacterTask, HasFingerprint, HasSources, PromptSource, Score, Task
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
 
 __all__ = [
@@ -42,6 +42,8 @@ __all__ = [
     "Floats",
     "Group",
     "GroupSource",
+    "HasFingerprint",
+    "HasSources",
     "KLControl",
     "Learner",
     "Lost",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -20,6 +20,8 @@ class Answer:
     """Tokens as they were sampled, shape (T,)."""
     truncated: bool = False
     """Whether the answer was cut off at `rollout.max_response_length`."""
+    version: int = 0
+    """Version of the weights that its first token was sampled from: the steps that were complete then."""
 
 
 @attrs.frozen
@@ -43,16 +45,40 @@ class Task(Protocol):
         """Number of examples of one epoch; None if it is endless."""
         ...
 
-    def train(self, seed: int) -> Iterator[Example]:
-        """Yield the training examples of an epoch."""
+    def train(self, seed: int) -> Iterable[Example]:
+        """Return the training examples of an epoch. A resumed run does not read those that it skips in a sequence."""
         ...
 
     def heldout(self, size: int) -> Sequence[Example]:
         """Return at most `size` fixed examples that `train` never yields."""
         ...
 
-    def score(self, example: Example, answers: Sequence[Answer]) -> Sequence[float | Score]:
-        """Return the score of each answer to an example: a finite number, or a `Score`."""
+    def score(
+        self, example: Example, answers: Sequence[Answer]
+    ) -> Sequence[float | Score] | Awaitable[Sequence[float | Score]]:
+        """Return the score of each answer to an example: a finite number, or a `Score`. It may be asynchronous.
+
+        It is called from several threads at once, unless `reward.workers` is 1.
+        """
+        ...
+
+
+@runtime_checkable
+class HasFingerprint(Protocol):
+    """A task whose data is stored, so that a resumed run can check that it is the same."""
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return checksums of the data, by the name of each part."""
+        ...
+
+
+@runtime_checkable
+class HasSources(Protocol):
+    """A task of several tasks, whose scores are reported for each."""
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """Values of `Example.source`, which are the names of the tasks in metrics."""
         ...
 
 

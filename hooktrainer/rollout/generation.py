@@ -111,4 +111,5 @@ class Generator:
 
     def _answer(self, request: Request) -> Answer:
         tokens = np.array(request.tokens, dtype=np.int64)
-        return Answer(self._tokenizer.decode(tokens), tokens, truncated=not request.ended)
+        version = request.versions[0] if request.versions else 0
+        return Answer(self._tokenizer.decode(tokens), tokens, truncated=not request.ended, version=version)

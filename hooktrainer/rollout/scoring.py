@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from numbers import Real
 from typing import Final
 
@@ -18,10 +20,16 @@ _ROUNDING_STEPS: Final = 8
 """Rounding errors of a sum of ten numbers, in units of the precision of a NumPy float."""
 
 
+async def _result(found: Awaitable[object]) -> object:
+    return await found
+
+
 def score_answers(task: Task, example: Example, answers: Sequence[Answer]) -> list[Score]:
     """Return the score of each answer, with `exact` filled in. Raises `RolloutError` if the task returns others."""
     with copies_ended():
         found: object = task.score(example, answers)
+        if inspect.isawaitable(found):
+            found = asyncio.run(_result(found))
     where = f"{type(task).__name__}.score"
     if isinstance(found, (str, Mapping)) or not isinstance(found, (Sequence, np.ndarray)) or len(found) != len(answers):
         count = f"{len(found)} scores" if isinstance(found, (list, tuple, np.ndarray)) else repr(found)
