@@ -23,6 +23,10 @@ T = TypeVar("T")
 
 NAMES_A: Final = "hooktrainer.names_a"
 """Key of field metadata: the `Kind` that the value of an option is a name of."""
+BUILDS_A: Final = "hooktrainer.builds_a"
+"""Key of field metadata: the `Kind` of the object in the field; `use` and its options are keys next to the field."""
+FILE: Final = "hooktrainer.file"
+"""Key of field metadata: the value is a file of data, which YAML names relative to its own folder."""
 HINT: Final = "hooktrainer.hint"
 """Key of field metadata: a sentence that ends the faults of the field, or a function that returns it."""
 

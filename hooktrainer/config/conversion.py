@@ -13,7 +13,6 @@ import copy
 import difflib
 import itertools
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
-from hooktrainer._util.registry import HINT
+from hooktrainer._util.registry import BUILDS_A, HINT
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import (
     Fields,
@@ -44,7 +43,8 @@ from hooktrainer.config.scalars import (
     to_bool,
     without_variables,
 )
-from hooktrainer.errors import ConfigError, message_of
+from hooktrainer.config.validation import validate
+from hooktrainer.errors import ConfigError
 
 T = TypeVar("T")
 _MANY: Final = 10
@@ -60,7 +60,29 @@ def read(cls: type[T], data: object, faults: Faults) -> T | Unread:
         return data
     if own := getattr(cls, "from_plain", None):
         return typing.cast("T | Unread", own(data, faults))
+    if part := next((field for field in init_fields(cls) if BUILDS_A in field.metadata), None):
+        return _read_component(cls, part, data, faults)
     return read_fields(cls, init_fields(cls), {} if data is None else data, faults, faults.address or "the top level")
+
+
+def _read_component(cls: type[T], part: attrs.Attribute[Any], data: object, faults: Faults) -> T | Unread:
+    """Convert a mapping that has the options of `cls`, and of the object in its field `part`, which `use` names."""
+    data = {"use": data} if isinstance(data, str) else data
+    if not isinstance(data, Mapping) or not isinstance(data.get("use"), str):
+        faults.add(f"expected a mapping with `use`, found {shown(data)}")
+        return INVALID
+    try:
+        made: type = part.metadata[BUILDS_A].resolve(data["use"])
+    except ConfigError as error:
+        faults.at("use").absorb(error)
+        return INVALID
+    fields = init_fields(made)
+    theirs = {option_name(field) for field in fields}
+    own = {option_name(field) for field in init_fields(cls)} - {option_name(part)}
+    options = {key: value for key, value in data.items() if key in theirs or key not in own | {"use"}}
+    built = read_fields(made, fields, options, faults, data["use"])
+    rest = {key: data[key] for key in own if key in data}
+    return read_fields(cls, init_fields(cls), {**rest, option_name(part): built}, faults, data["use"])
 
 
 def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owner: str) -> T | Unread:
@@ -82,7 +104,7 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
     seen = _readable_fields(known, given, unknown)
     for name in [name for name in given if hasattr(seen, known[name].name)]:
         count = len(faults)
-        _validate(seen if made is None else made, known[name], faults.at(name))
+        validate(seen if made is None else made, known[name], faults.at(name))
         if len(faults) > count:
             delattr(seen, known[name].name)
     if error is not None and len(faults) == before:  # otherwise the faults may have caused it
@@ -154,26 +176,6 @@ def _readable_fields(
     left_out = {name: default_of(field) for name, field in known.items() if name not in given and name not in misspelt}
     seen = {known[name].name: value for name, value in {**left_out, **given}.items() if value is not INVALID}
     return Unread(**{name: value for name, value in seen.items() if value is not attrs.NOTHING})
-
-
-def _validate(instance: object, field: attrs.Attribute[Any], faults: Faults) -> None:
-    value = getattr(instance, field.name)
-    if field.validator is None or isinstance(value, Unread):
-        return
-    try:
-        field.validator(instance, field, value)
-    except ValueError as error:
-        bound = re.match(
-            r"'\w+' must be ([<>]=? \S+): ", message_of(error)
-        )  # the message of ge, gt, le and lt of attrs
-        faults.add(f"expected a value {bound[1]}, found {shown(value)}") if bound else faults.absorb(error)
-    except AttributeError as error:
-        if not isinstance(instance, Unread):  # otherwise it used an option with a fault
-            faults.absorb(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 (any error of a validator is a fault of the value)
-        faults.absorb(error)
 
 
 def convert(value: Any, expected: Any, faults: Faults) -> Any:

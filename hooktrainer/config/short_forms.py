@@ -33,7 +33,7 @@ def expanded(data: dict[str, Any], base: Path, *, naming: Naming) -> dict[str, A
 
 
 def _entry(section: str, item: Any, base: Path, naming: Naming) -> Any:
-    """Return an item that names a class as a mapping with `use`; anything else as it is."""
+    """Return an item that names a class as a mapping with `use`; anything else as it is. Options may be such items."""
     if isinstance(item, str):
         item = {"use": item}
     elif isinstance(item, dict) and list(item.values()) == [None] and "use" not in item:
@@ -41,9 +41,27 @@ def _entry(section: str, item: Any, base: Path, naming: Naming) -> Any:
     if not isinstance(item, dict) or "use" not in item:
         return item
     use = _absolute(item["use"], base)
-    files = {key: made for key, value in item.items() if key != "use" and (made := _absolute(value, base)) != value}
+    files = {key: made for key, value in item.items() if key != "use" and (made := _found(value, base)) != value}
     named = naming(section, use) if files and isinstance(use, str) else ()  # only then the class is imported
-    return item | {"use": use} | {key: made for key, made in files.items() if key in named}
+    nested = {key: _nested(section, value, base, naming) for key, value in item.items()}
+    return nested | {"use": use} | {key: made for key, made in files.items() if key in named}
+
+
+def _nested(section: str, value: Any, base: Path, naming: Naming) -> Any:
+    """Expand an option whose value is a mapping with `use`, or a list of them."""
+    if isinstance(value, list):
+        return [_nested(section, item, base, naming) for item in value]
+    return _entry(section, value, base, naming) if isinstance(value, dict) and "use" in value else value
+
+
+def _found(value: Any, base: Path) -> Any:
+    """Return `file.py:Name`, and a file that exists, with the file absolute; other values as they are."""
+    made = _absolute(value, base)
+    if made == value and isinstance(value, str) and "$" not in value:
+        with suppress(OSError, ValueError, RuntimeError):  # text that cannot be a path
+            path = base.absolute() / Path(value).expanduser()
+            return str(path) if value and path.exists() else value
+    return made
 
 
 def _absolute(name: Any, base: Path) -> Any:

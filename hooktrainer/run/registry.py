@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from hooktrainer._util.registry import NAMES_A, Kind, check_call
+from hooktrainer._util.registry import FILE, NAMES_A, Kind, check_call
 from hooktrainer.config.fields import Fields, field_type, init_fields, option_name
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import Plugin, option_fields, port_fields
@@ -95,11 +95,11 @@ def port_kind(cls: type[Plugin], field: Any) -> Kind[type[Any]] | None:
 
 
 def naming_options(section: str, use: str) -> frozenset[str]:
-    """Return the options of a class whose values are names themselves; none if the class cannot be resolved."""
+    """Return the options of a class whose values are names or files; none if the class cannot be resolved."""
     with suppress(ConfigError):
         cls = KIND_OF_SECTION[section].resolve(use)
         ports = port_fields(cls, named=True) if issubclass(cls, Plugin) else ()
-        named = [field for field in settable_fields(cls) if NAMES_A in field.metadata]
+        named = [field for field in settable_fields(cls) if field.metadata.keys() & {NAMES_A, FILE}]
         return frozenset(option_name(field) for field in (*ports, *named))
     return frozenset()
 
