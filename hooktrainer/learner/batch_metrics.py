@@ -24,6 +24,7 @@ def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
     return {
         **_spread("critic/score", scores),
         "critic/exact_match/mean": _mean([trajectory.exact for trajectory in trajectories]),
+        **_by_source(groups),
         **_reported(trajectories),
         **_spread("critic/rewards", scores),
         **_spread("response_length", responses),
@@ -42,6 +43,16 @@ def _reported(trajectories: Sequence[Trajectory]) -> Mapping[str, Metric]:
         for name, value in trajectory.metrics.items():
             values.setdefault(f"reward/{name}/mean", []).append(value)
     return {key: _mean(found) for key, found in values.items()}
+
+
+def _by_source(groups: Sequence[Group]) -> Mapping[str, Metric]:
+    """Return the mean score and the number of groups of each task of a mixture."""
+    found: dict[str, Metric] = {}
+    for source in sorted({group.prompt.example.source for group in groups} - {""}):
+        own = [group for group in groups if group.prompt.example.source == source]
+        found[f"data/groups/{source}"] = Sum(len(own))
+        found[f"critic/score/{source}/mean"] = _mean([one.score for group in own for one in group.trajectories])
+    return found
 
 
 def _spread(key: str, values: Sequence[float]) -> Mapping[str, Metric]:

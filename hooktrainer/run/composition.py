@@ -104,7 +104,7 @@ def require_runnable(composition: Composition) -> None:
         composition.plan.require_sync()
     except PlanError as error:
         faults.absorb(error)
-    faults.found.extend(metric_faults(composition.config, composition.plan))
+    faults.found.extend(metric_faults(composition.config, composition.plan, composition.task))
     faults.raise_if_any(SECTIONS)
 
 

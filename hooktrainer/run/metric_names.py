@@ -12,10 +12,14 @@ from hooktrainer.bus.plan import Plan
 from hooktrainer.config import Config
 from hooktrainer.errors import Fault, did_you_mean
 from hooktrainer.plugin import METRIC, Plugin, option_fields
+from hooktrainer.ports import HasSources
 from hooktrainer.run.registry import PLUGINS
 
 ROW: Final = "metrics.row"
 _SPREAD: Final = ("mean", "max", "min")
+SCORE: Final = "critic/score/mean"
+VALIDATION_SCORE: Final = "val/score/mean"
+"""Metrics that are also made for each task of a mixture, as in `val/score/<name>/mean`."""
 ALWAYS: Final = (
     *(f"actor/{name}" for name in ("entropy", "grad_norm", "log_ratio_abs", "lr", "pg_clampfrac", "pg_clipfrac")),
     *(f"actor/{name}" for name in ("pg_loss", "ppo_kl", "skipped_updates", "updates_without_tokens")),
@@ -53,9 +57,9 @@ WITH_CRITIC: Final = (
 )
 
 
-def metric_faults(config: Config, plan: Plan) -> Iterator[Fault]:
+def metric_faults(config: Config, plan: Plan, task: object = None) -> Iterator[Fault]:
     """Yield a fault for each option that names a metric which no part of the run makes."""
-    made = _made(config, plan)
+    made = _made(config, plan, task.sources if isinstance(task, HasSources) else ())
     for entry in plan.plugins:
         for field in option_fields(type(entry.plugin)):
             value = getattr(entry.plugin, field.name)
@@ -64,7 +68,7 @@ def metric_faults(config: Config, plan: Plan) -> Iterator[Fault]:
                 yield Fault(f"{entry.address}.{field.name}", text)
 
 
-def _made(config: Config, plan: Plan) -> Sequence[str] | None:
+def _made(config: Config, plan: Plan, sources: Sequence[str] = ()) -> Sequence[str] | None:
     """Return the names and prefixes of all metrics of a run; None if a part may make any metric."""
     names = list(ALWAYS)
     if config.algorithm.kl_coeff:
@@ -80,7 +84,10 @@ def _made(config: Config, plan: Plan) -> Sequence[str] | None:
     adders = {handler.owner for handlers in plan.handlers.values() for handler in handlers if ROW in handler.adds}
     if ":" in config.rollout.use or any(_declared(type(entry.plugin)) is None for entry in adders):
         return None
-    return [*names, *(name for entry in plan.plugins for name in _declared(type(entry.plugin)) or ())]
+    names += [name for entry in plan.plugins for name in _declared(type(entry.plugin)) or ()]
+    scores = [name for name in (SCORE, VALIDATION_SCORE) if name in names]
+    names += [f"{name.removesuffix('mean')}{source}/mean" for name in scores for source in sources]
+    return [*names, *(f"data/groups/{source}" for source in sources)]
 
 
 def _declared(cls: type[Plugin]) -> tuple[str, ...] | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hooktrainer.errors import CheckpointError, ConfigError, Fault, RunError
 from hooktrainer.metrics import Metric, Sum
-from hooktrainer.ports import Example, Prompt, Task, Tokenizer
+from hooktrainer.ports import Example, HasFingerprint, Prompt, Task, Tokenizer
 
 _LOG: Final = logging.getLogger("hooktrainer")
 Overlong: TypeAlias = Literal["filter", "error", "left", "right"]
@@ -125,13 +125,18 @@ class TaskPrompts:
         return {"data/filtered_too_long": Sum(filtered)}
 
     def state_dict(self) -> Mapping[str, object]:
-        """Return the position in the data, and the last prompt taken."""
+        """Return the position in the data, the last prompt taken, and the checksums of the data."""
+        data = self._fingerprint()
         if (taken := self._taken) is None:
-            return {"epoch": 0, "place": 0, "last": None}
-        return {"epoch": taken.epoch, "place": taken.place, "last": taken.prompt.text}
+            return {"epoch": 0, "place": 0, "last": None, "data": data}
+        return {"epoch": taken.epoch, "place": taken.place, "last": taken.prompt.text, "data": data}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the position. Raises `CheckpointError` if the data has another prompt there."""
+        """Restore the position. Raises `CheckpointError` if the data changed, or has another prompt there."""
+        before, current = dict(state["data"]), self._fingerprint()
+        if changed := sorted(key for key in before.keys() | current.keys() if before.get(key) != current.get(key)):
+            text = f"the data of the task changed since the checkpoint was made: {', '.join(changed)}"
+            raise CheckpointError(f"{text}. Resume with the same data, or start a new run.")
         epoch, place, last = state["epoch"], state["place"], state["last"]
         self._taken = None
         if place:
@@ -148,6 +153,9 @@ class TaskPrompts:
         self._seek(epoch, place)
         self._filtered = 0
 
+    def _fingerprint(self) -> dict[str, str]:
+        return dict(self._task.fingerprint()) if isinstance(self._task, HasFingerprint) else {}
+
     def _seek(self, epoch: int, place: int) -> None:
         self._stream = self._positions(epoch, place)
         self._ahead = list(itertools.islice(self._stream, 1))
@@ -156,10 +164,9 @@ class TaskPrompts:
         """Yield the prompts after the first `skipped` examples of an epoch."""
         filtered = 0
         for epoch in range(first, self._total_epochs):
-            place = 0
-            for place, example in enumerate(_iterated(self._task.train(_epoch_seed(self._seed, epoch)), "train"), 1):
-                if place <= skipped:
-                    continue
+            place = skipped
+            examples = _iterated(self._task.train(_epoch_seed(self._seed, epoch)), "train")
+            for place, example in enumerate(_without_first(examples, skipped), skipped + 1):
                 prompt = self._prompt(example, f"training prompt {place} of epoch {epoch + 1}")
                 if prompt is not None:
                     filtered = 0
@@ -207,6 +214,13 @@ def _iterated(found: object, method: str) -> Iterable[Any]:
         return found
     text = f"{method} returned {reprlib.repr(found)} ({type(found).__name__}), expected examples"
     raise ConfigError([Fault("task", text)])
+
+
+def _without_first(examples: Iterable[Any], count: int) -> Iterator[Any]:
+    """Return the examples after the first ones, which are not read if the examples are a sequence."""
+    if isinstance(examples, Sequence):
+        return (examples[place] for place in range(count, len(examples)))
+    return itertools.islice(examples, count, None)
 
 
 def _epoch_seed(seed: int, epoch: int) -> int:

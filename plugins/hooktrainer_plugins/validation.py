@@ -43,12 +43,17 @@ class Validation(Plugin):
 
     @on(StepEnd, priority=Priority.EVALUATE, needs=["weights.published"], adds=["metrics.row"], every="every")
     def evaluate(self, event: StepEnd) -> None:
-        """Add the mean score, which includes partial credit, and the share of exact answers."""
+        """Add the mean score, also of each task of a mixture, and the share of exact answers."""
         started = self.clock.now()
         answers = self.engine.answer(self._prompts)
+        by_source: dict[str, list[float]] = {}
+        for prompt, answer in zip(self._prompts, answers, strict=True):
+            by_source.setdefault(prompt.example.source, []).append(answer.score)
+        by_source.pop("", None)  # the task is no mixture
         event.record.add(
             {
                 "val/score/mean": Mean.of(answer.score for answer in answers),
+                **{f"val/score/{source}/mean": Mean.of(scores) for source, scores in by_source.items()},
                 "val/exact_match/mean": Mean.of(answer.exact for answer in answers),
                 "val/response_length/mean": Mean.of(len(answer.tokens) for answer in answers),
                 "timing_s/testing": Sum(self.clock.now() - started),
