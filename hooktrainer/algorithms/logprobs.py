@@ -9,7 +9,8 @@ from torch import Tensor
 def log_policy(logits: Tensor, temperature: float) -> Tensor:
     """Return the log-probabilities of all tokens, at least in float32. Shape (..., V) -> (..., V)."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return torch.log_softmax(wide / temperature, dim=-1)
+    # A division by 1 would hold all logits a second time.
+    return torch.log_softmax(wide if temperature == 1.0 else wide / temperature, dim=-1)
 
 
 def of_tokens(log_policy: Tensor, tokens: Tensor) -> Tensor:

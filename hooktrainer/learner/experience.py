@@ -23,11 +23,12 @@ from hooktrainer.errors import ConfigError, Fault, NonFiniteError
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.critic import Critic
 from hooktrainer.learner.distributed import Communicator
-from hooktrainer.learner.forward import gather, hidden_states, response_logprobs
+from hooktrainer.learner.forward import gather, hidden_states, response_scores
 from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import MicroBatch
 from hooktrainer.learner.proximal_policy import ProximalPolicy
 from hooktrainer.learner.statistics import UpdateStatistics
+from hooktrainer.models.scoring import Scoring
 
 _OF_ANSWERS: Final = {"rewards", "groups", "lengths"}
 """Inputs of an advantage estimator that are known on the host."""
@@ -85,7 +86,7 @@ class Models:
     reference: nn.Module | None
     """A frozen copy of the initial policy, if the algorithm needs one."""
     critic: Critic | None
-    temperature: float
+    scoring: Scoring
 
 
 class ExperienceMaker:
@@ -178,10 +179,9 @@ class ExperienceMaker:
         """Return log-probabilities of the proximal policy and the reference, and values, as far as they are needed."""
         models, proximal, reference, values = self._models, None, None, None
         if models.proximal.recomputes:
-            module = models.proximal.module
-            proximal = gather(parts, batch.behaviour, lambda part: response_logprobs(module, part, models.temperature))
-        if (frozen := models.reference) is not None:
-            reference = gather(parts, batch.behaviour, lambda part: response_logprobs(frozen, part, models.temperature))
+            proximal = self._logprobs(models.proximal.module, batch, parts)
+        if models.reference is not None:
+            reference = self._logprobs(models.reference, batch, parts)
         if (critic := models.critic) is not None:
             values = gather(
                 parts,
@@ -189,6 +189,11 @@ class ExperienceMaker:
                 lambda part: critic(part, None if critic.own is not None else hidden_states(models.policy, part)),
             )
         return proximal, reference, values
+
+    def _logprobs(self, module: nn.Module, batch: PaddedBatch, parts: Sequence[MicroBatch]) -> Tensor:
+        """Return log-probabilities of the responses, shape (B, T)."""
+        scoring = self._models.scoring
+        return gather(parts, batch.behaviour, lambda part: response_scores(module, part, scoring).logprobs)
 
     def _rewards(self, batch: PaddedBatch) -> Tensor:
         """Return the scores minus the penalty for answers close to the maximum length, shape (B,)."""

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.errors import ConfigError
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.micro_batches import MicroBatch
-from hooktrainer.models.policy import Policy, Trunk, full_state
+from hooktrainer.models.policy import Trunk, as_forward, full_state
+from hooktrainer.models.scoring import Entropy, Scoring, TokenScores, token_logprobs
 
 
-def response_logits(module: nn.Module, batch: PaddedBatch) -> Tensor:
-    """Return the logits for each response token, shape (B, T, V)."""
-    model = cast("Policy", module)
-    return model(batch.tokens[:, :-1], batch.left_pad, logits_to_keep=batch.responses.shape[1])
+def response_scores(module: nn.Module, batch: PaddedBatch, scoring: Scoring, entropy: Entropy = "none") -> TokenScores:
+    """Return the log-probabilities of the response tokens, shape (B, T), and their entropies."""
+    return token_logprobs(module, batch.tokens[:, :-1], batch.left_pad, batch.responses, scoring, entropy=entropy)
 
 
 def hidden_states(module: nn.Module, batch: PaddedBatch) -> Tensor:
     """Return the hidden states from which each response token is predicted, shape (B, T, width)."""
-    return as_trunk(module).hidden(batch.tokens[:, :-1], batch.left_pad, states_to_keep=batch.responses.shape[1])
-
-
-def response_logprobs(module: nn.Module, batch: PaddedBatch, temperature: float) -> Tensor:
-    """Return the log-probabilities of the response tokens at this temperature, shape (B, T)."""
-    return of_tokens(log_policy(response_logits(module, batch), temperature), batch.responses)
+    kept = batch.responses.shape[1]
+    return as_forward(module, as_trunk(module).hidden, batch.tokens[:, :-1], batch.left_pad, states_to_keep=kept)
 
 
 def as_trunk(module: nn.Module) -> Trunk:

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from hooktrainer.algorithms.aggregation import token_mean
 from hooktrainer.algorithms.kl import kl
-from hooktrainer.algorithms.logprobs import entropy, log_policy, of_tokens
 from hooktrainer.algorithms.masking import selected
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.stats import as_stat
 from hooktrainer.learner.critic import value_loss
 from hooktrainer.learner.experience import Experience, Models
-from hooktrainer.learner.forward import as_trunk, hidden_states, response_logits
+from hooktrainer.learner.forward import response_scores
 from hooktrainer.learner.functions import Functions, constants
 from hooktrainer.learner.micro_batches import MicroBatch
 from hooktrainer.learner.off_policy import OffPolicyCorrection
 from hooktrainer.learner.options import CriticOptions
 from hooktrainer.learner.statistics import UpdateStatistics
+from hooktrainer.models.scoring import Entropy
 
 if TYPE_CHECKING:
     from hooktrainer.learner.batch import PaddedBatch
@@ -100,18 +100,11 @@ class Objective:
 
     def _forward(self, part: PaddedBatch) -> ForwardOutput:
         models, critic = self._models, self._models.critic
-        states = None
-        if critic is not None and critic.own is None:
-            states = hidden_states(models.policy, part)
-            logits = as_trunk(models.policy).project(states)
-        else:
-            logits = response_logits(models.policy, part)
-        policy = log_policy(logits, models.temperature)
-        return ForwardOutput(
-            logprobs=of_tokens(policy, part.responses),
-            entropies=entropy(policy if self._algorithm.entropy_coeff else policy.detach()),
-            values=None if critic is None else critic(part, states).to(policy.dtype),
-        )
+        entropy: Entropy = "differentiable" if self._algorithm.entropy_coeff else "detached"
+        scores = response_scores(models.policy, part, models.scoring, entropy)
+        assert scores.entropies is not None
+        values = None if critic is None else critic(part, scores.states).to(scores.logprobs.dtype)
+        return ForwardOutput(scores.logprobs, scores.entropies, values)
 
     def _total(self, values: Tensor, experience: Experience, micro_batch: MicroBatch) -> Tensor:
         """Aggregate values of tokens, (b, t) -> ()."""

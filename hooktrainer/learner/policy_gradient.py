@@ -32,7 +32,7 @@ from hooktrainer.metrics import Last, Metric, Sum
 from hooktrainer.models.lora import merged_state
 from hooktrainer.models.policy import in_eval_mode
 from hooktrainer.models.preparation import prepare_policy
-from hooktrainer.models.scoring import token_logprobs
+from hooktrainer.models.scoring import Scoring, text_logprobs
 from hooktrainer.ports import Floats, Group, Tokens
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class PolicyGradientLearner:
         self._algorithm, self._optim, self._critic = algorithm, optim, critic
         if critic.use != "none":
             as_trunk(policy)  # raises for a model without hidden states
-        prepare_policy(policy, uses_states=critic.use == "value_head")
-        self._models = _models(policy, algorithm, critic, temperature, iterations_per_step)
+        scoring = Scoring(temperature, prepare_policy(policy, uses_states=critic.use == "value_head"))
+        self._models = _models(policy, algorithm, critic, scoring, iterations_per_step)
         functions = Functions.of(
             algorithm, has_critic=self._models.critic is not None, max_response_length=max_response_length
         )
@@ -109,7 +109,7 @@ class PolicyGradientLearner:
 
     def logprobs(self, tokens: Tokens) -> Floats:
         """Return the log-probability of each token given those before it, (L,) -> (L - 1,), at sampling temperature."""
-        return token_logprobs(self._module, tokens, self._models.temperature)
+        return text_logprobs(self._module, tokens, self._models.scoring)
 
     def update(self, groups: Sequence[Group]) -> Mapping[str, object]:
         """Make `ppo_epochs` optimizer updates of one mini-batch in evaluation mode, and return its metrics.
@@ -245,7 +245,7 @@ class PolicyGradientLearner:
 
 
 def _models(
-    policy: nn.Module, algorithm: AlgorithmOptions, critic: CriticOptions, temperature: float, iterations_per_step: int
+    policy: nn.Module, algorithm: AlgorithmOptions, critic: CriticOptions, scoring: Scoring, iterations_per_step: int
 ) -> Models:
     own = copy.deepcopy(policy) if critic.use == "model" else None
     return Models(
@@ -258,7 +258,7 @@ def _models(
         ),
         reference=frozen_copy(policy) if algorithm.kl_coeff else None,
         critic=None if critic.use == "none" else Critic(policy, own),
-        temperature=temperature,
+        scoring=scoring,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 class Cache(Protocol):
@@ -51,7 +53,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Trunk(Protocol):
-    """Additional methods of a model whose hidden states a critic uses."""
+    """Additional methods of a model, whose logits are then computed in chunks, and whose states a critic uses."""
 
     width: int
     """Size of one hidden state."""
@@ -79,6 +81,27 @@ def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+def as_forward(module: nn.Module, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Call a function as the forward pass of a module, so that hooks on the module run, such as those of FSDP."""
+    own = vars(module).get("forward")
+
+    def redirected(*args: Any, **options: Any) -> T:
+        restore()  # the function may call the module
+        return function(*args, **options)
+
+    def restore() -> None:
+        if own is not None:
+            module.forward = own
+        elif "forward" in vars(module):
+            del module.forward
+
+    module.forward = redirected
+    try:
+        return module(*args, **options)  # type: ignore[no-any-return]
+    finally:
+        restore()
 
 
 def full_state(module: nn.Module) -> Mapping[str, Tensor]:

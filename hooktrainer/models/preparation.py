@@ -13,6 +13,7 @@ from hooktrainer.algorithms.logprobs import log_policy
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.models.policy import Policy, Trunk, in_eval_mode
 from hooktrainer.models.precision import to_single_precision
+from hooktrainer.models.scoring import chunk_size
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _REPEATED: Final = 1e-3
@@ -21,13 +22,15 @@ _TRIES: Final = 8
 """Passes that must all change the global random state, before the model counts as one that draws."""
 _IN_BATCH: Final = 0.05
 """Allowed difference between a pass over one text and one over a batch; half precision rounds them differently."""
+_TEXTS: Final = ((0, 1), (1, 0), (1, 1), (0, 0))
 
 
-def prepare_policy(module: nn.Module, *, uses_states: bool) -> None:
+def prepare_policy(module: nn.Module, *, uses_states: bool) -> int | None:
     """Convert a policy to single precision, and check that its log-probabilities are the same in every pass.
 
-    The check makes a few passes over two tokens in evaluation mode. With `uses_states`, logits projected from hidden
-    states must agree, too. Raises `ConfigError` for a policy that fails.
+    Return the number of positions whose logits are computed at once; None for all, if the policy is not a `Trunk`, or
+    its projected states differ from its logits. With `uses_states` they may not differ. The check makes a few passes
+    over two tokens in evaluation mode. Raises `ConfigError` for a policy that fails.
     """
     name, device = type(module).__name__, next(module.parameters()).device
     count = len([*module.parameters(), *module.buffers()])
@@ -39,7 +42,8 @@ def prepare_policy(module: nn.Module, *, uses_states: bool) -> None:
         _LOG.warning(text, converted, count, name)
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), in_eval_mode(module):
-            faults = [Fault("model", f"{name} {text}") for text in _faults(module, device, uses_states)]
+            faults = [Fault("model", f"{name} {text}") for text in _faults(module, device)]
+            chunk = None if faults else _chunk(module, device, uses_states=uses_states)
     except (RuntimeError, TypeError, ValueError) as error:
         if not converted:
             raise
@@ -51,10 +55,11 @@ def prepare_policy(module: nn.Module, *, uses_states: bool) -> None:
         raise ConfigError([Fault("model", text)]) from error
     if faults:
         raise ConfigError(faults)
+    return chunk
 
 
-def _faults(module: nn.Module, device: torch.device, uses_states: bool) -> Iterator[str]:
-    texts = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]], device=device)
+def _faults(module: nn.Module, device: torch.device) -> Iterator[str]:
+    texts = torch.tensor(_TEXTS, device=device)
     first = _logits(module, texts[:1])
     # Another thread may draw from the global generator during one pass.
     drawn = all(_draws(module, texts[:1], device) for _ in range(_TRIES))
@@ -72,14 +77,32 @@ def _faults(module: nn.Module, device: torch.device, uses_states: bool) -> Itera
             f"gives log-probabilities of a text that change by up to {mixed:.3g} with the other texts of its batch. Do "
             "not use statistics of the batch in evaluation mode; BatchNorm needs track_running_stats=True"
         )
+
+
+def _chunk(module: nn.Module, device: torch.device, *, uses_states: bool) -> int | None:
+    """Return the number of positions whose logits are computed at once; None if they are those of `forward`."""
+    if not isinstance(module, Trunk):
+        return None
+    texts = torch.tensor(_TEXTS[:1], device=device)
+    logits = _logits(module, texts)
+    try:
+        apart = _difference(logits, module.project(module.hidden(texts, None, states_to_keep=texts.shape[1])))
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if uses_states:
+            raise
+        text = f"fails in `project(hidden(tokens))`: {error}"
+    else:
+        if apart <= _IN_BATCH:
+            return chunk_size(logits.shape[-1])
+        text = (
+            f"gives log-probabilities in `forward` that differ by up to {apart:.3g} from those of "
+            "`project(hidden(tokens))`"
+        )
     if uses_states:
-        model = cast("Trunk", module)
-        projected = model.project(model.hidden(texts[:1], None, states_to_keep=texts.shape[1]))
-        if (apart := _difference(first, projected)) > _IN_BATCH:
-            yield (
-                f"gives log-probabilities in `forward` that differ by up to {apart:.3g} from those of "
-                "`project(hidden(tokens))`, which a critic with use: value_head reads. Both must be the same policy"
-            )
+        text = f"{text}, which a critic with use: value_head reads. Both must be the same policy"
+        raise ConfigError([Fault("model", f"{type(module).__name__} {text}")])
+    _LOG.warning("model: %s %s. Its logits of all positions are held in memory at once", type(module).__name__, text)
+    return None
 
 
 def _logits(module: nn.Module, tokens: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from hooktrainer.models.character_tokenizer import CharTokenizer
 from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import full_state
-from hooktrainer.models.scoring import token_logprobs
+from hooktrainer.models.scoring import Scoring, text_logprobs
 from hooktrainer.ports import Canary
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.process.engine import ProcessOptions
@@ -51,7 +51,7 @@ def main(threads: int) -> None:
     target = torch.zeros_like(source)
     target.share_memory_()
     tokens = np.arange(8)
-    canary = Canary(tokens=tokens, logprobs=token_logprobs(learner, tokens, 1.0), atol=1e-4)
+    canary = Canary(tokens=tokens, logprobs=text_logprobs(learner, tokens, Scoring()), atol=1e-4)
     ways: dict[str, Callable[[], object]] = {
         "plain copy": lambda: copy(target, source, 1),
         f"plain copy, {threads} threads": lambda: copy(target, source, threads),

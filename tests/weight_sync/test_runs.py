@@ -21,7 +21,7 @@ from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
 from hooktrainer.events import FitStart, StepEnd, WeightsSynced
 from hooktrainer.models.policy import full_state
-from hooktrainer.models.scoring import token_logprobs
+from hooktrainer.models.scoring import Scoring, text_logprobs
 from hooktrainer.plugin import port
 from hooktrainer.ports import Canary, Learner, RolloutEngine
 from hooktrainer.rollout.engine import Engine
@@ -58,7 +58,7 @@ def build() -> Iterator[Callable[..., Engine]]:
 
 
 def canary_of(learner: nn.Module) -> Canary:
-    return Canary(tokens=TOKENS, logprobs=token_logprobs(learner, TOKENS, 1.0), atol=1e-4)
+    return Canary(tokens=TOKENS, logprobs=text_logprobs(learner, TOKENS, Scoring()), atol=1e-4)
 
 
 def sync(learner: nn.Module, version: int, *engines: Engine, transport: SameHostTransport | None = None) -> None:
@@ -133,7 +133,9 @@ class TestCanary:
         learner = policy(Dropped).train()
         learner.norm.eval()
         np.testing.assert_allclose(
-            token_logprobs(learner, TOKENS, 1.0), token_logprobs(policy(), TOKENS, 1.0), atol=1e-6
+            text_logprobs(learner, TOKENS, Scoring()),
+            text_logprobs(policy(), TOKENS, Scoring()),
+            atol=1e-6,
         )
         assert learner.training
         assert not learner.norm.training
@@ -142,7 +144,7 @@ class TestCanary:
         learner = policy()
         engine = attrs.evolve(ENGINES["inline"], temperature=0.5).build(generator_config(policy))
         publish = partial(SameHostTransport().publish, full_state(learner), engines=[engine])
-        scores = token_logprobs(learner, TOKENS, 0.5)
+        scores = text_logprobs(learner, TOKENS, Scoring(0.5))
         publish(version=0, canary=Canary(tokens=TOKENS, logprobs=scores, atol=1e-4))
         with pytest.raises(SyncError, match="does not use the weights that it confirmed"):
             publish(version=1, canary=canary_of(learner))

@@ -16,7 +16,7 @@ from helpers.stale_heads import policy
 from hooktrainer.events import FitStart, StepEnd
 from hooktrainer.models.lora import LoraLinear, add_lora, merged_state
 from hooktrainer.models.policy import full_state
-from hooktrainer.models.scoring import token_logprobs
+from hooktrainer.models.scoring import Scoring, text_logprobs
 from hooktrainer.ports import Floats, RolloutEngine, Tokens, Weights, WeightSource
 from hooktrainer.rollout.inline import InlineOptions
 from hooktrainer.rollout.process.engine import ProcessOptions
@@ -69,7 +69,7 @@ class Trained(FakeLearner):
         return {name: own.detach() for name, own in self.module.named_parameters() if own.requires_grad}
 
     def logprobs(self, tokens: Tokens) -> Floats:
-        return token_logprobs(self.module, tokens, 1.0)
+        return text_logprobs(self.module, tokens, Scoring())
 
 
 class Prompts(FakePrompts):
