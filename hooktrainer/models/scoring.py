@@ -7,7 +7,6 @@ Shapes: B texts, L tokens of a text, T of them scored, V vocabulary.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 import attrs
@@ -64,37 +63,33 @@ def token_logprobs(
     entropy: Entropy = "none",
 ) -> TokenScores:
     """Score the targets (B, T), which the last T of the tokens (B, L) predict. Hooks on the module run."""
-    kept, chunk, temperature = targets.shape[1], scoring.chunk, scoring.temperature
+    model, kept, chunk = cast("Policy", module), targets.shape[1], scoring.chunk
     if chunk is None:
-        logits = cast("Policy", module)(tokens, left_pad, logits_to_keep=kept)
-        return TokenScores(*_scores(logits, targets, temperature, entropy), states=None)
-    model = cast("Trunk", module)
-    score = partial(_project_and_score, model, temperature=temperature, entropy=entropy)
+        policy = log_policy(model(tokens, left_pad, logits_to_keep=kept), scoring.temperature)
+        return TokenScores(*_scores(policy, targets, entropy), states=None)
+    trunk = cast("Trunk", module)
 
-    def scored(tokens: Tensor, left_pad: Tensor | None) -> TokenScores:
-        states = model.hidden(tokens, left_pad, states_to_keep=kept)
+    def score(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _scores(log_policy(trunk.project(states), scoring.temperature), targets, entropy)
+
+    def forward(tokens: Tensor, left_pad: Tensor | None) -> TokenScores:
+        states = trunk.hidden(tokens, left_pad, states_to_keep=kept)
         if targets.numel() <= chunk:
             return TokenScores(*score(states, targets), states=states)
         parts = zip(torch.split(states.flatten(0, 1), chunk), torch.split(targets.flatten(), chunk), strict=True)
         if torch.is_grad_enabled():
-            score_part = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
+            found = [checkpoint(score, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
         else:
-            score_part = score
-        logprobs, entropies = zip(*[score_part(*part) for part in parts], strict=True)
+            found = [score(*part) for part in parts]
+        logprobs, entropies = zip(*found, strict=True)
         joined = None if entropy == "none" else torch.cat(entropies).view_as(targets)
         return TokenScores(torch.cat(logprobs).view_as(targets), joined, states)
 
-    return as_forward(module, scored, tokens, left_pad)
+    return as_forward(module, forward, tokens, left_pad)
 
 
-def _project_and_score(
-    model: Trunk, states: Tensor, targets: Tensor, *, temperature: float, entropy: Entropy
-) -> tuple[Tensor, Tensor | None]:
-    return _scores(model.project(states), targets, temperature, entropy)
-
-
-def _scores(logits: Tensor, targets: Tensor, temperature: float, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
-    policy = log_policy(logits, temperature)
+def _scores(policy: Tensor, targets: Tensor, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
+    """Return log-probabilities and entropies of a policy. Shapes (..., V), (...) -> (...), (...)."""
     logprobs = of_tokens(policy, targets)
     if entropy == "none":
         return logprobs, None
