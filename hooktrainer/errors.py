@@ -62,8 +62,12 @@ class Fault:
     address: str = attrs.field(converter=shortened)
     """YAML address (`plugins[2].every`) or file; empty if the fault has no single place."""
     message: str = attrs.field(converter=shortened)
-    source: str = attrs.field(default="", eq=False, converter=_short_source)
-    """The name of the plugin, and the override that set the value; empty for other values."""
+    because: str = attrs.field(default="", eq=False, kw_only=True)
+    """Address of another value that caused the fault; empty if the value at `address` did."""
+    plugin: str = attrs.field(default="", eq=False, kw_only=True, converter=_short_source)
+    """Name of the plugin at the address; empty outside of the plugin list."""
+    override: str = attrs.field(default="", eq=False, kw_only=True, converter=_short_source)
+    """The override on the command line that caused the fault; empty if a file did."""
 
     def __str__(self) -> str:
         return f"{self.address}: {self.message}" if self.address else self.message
@@ -81,7 +85,7 @@ class ConfigError(HookTrainerError):
 
     def place(self, address: str) -> None:
         """Set the address of the faults that have none."""
-        self.faults = tuple(fault if fault.address else Fault(address, fault.message) for fault in self.faults)
+        self.faults = tuple(fault if fault.address else attrs.evolve(fault, address=address) for fault in self.faults)
         self.args = ("\n".join(listed(self.faults)),)
 
 

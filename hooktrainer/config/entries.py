@@ -68,7 +68,7 @@ class PluginEntry:
         if head.get("name") is None:
             head["name"] = instance_name(use)
         if isinstance(head["name"], str):
-            faults.names[faults.address] = head["name"]
+            faults.origins.plugins[faults.address] = head["name"]
         rest: dict[str, Any] = {"use": use, "address": faults.address}
         entry = read_fields(cls, init_fields(cls), head | rest, faults, faults.address)
         if isinstance(entry, Unread):

@@ -27,17 +27,18 @@ def overridden(data: dict[str, Any], overrides: Iterable[str], expand: Expand, f
     """Return the configuration with the overrides applied in order."""
     for override in overrides:
         key, equals, text = override.partition("=")
-        here = faults.at(key)
-        faults.overrides[key] = override
+        here, before = faults.at(key), len(faults)
         if not (key and equals):
             here.add("an override is written key=value, such as trainer.total_steps=10")
         elif problem := _problem_of_key(key):
             here.add(problem)
         elif path := _path(data, re.sub(r"\[(-?\w+)\]", r".\1", key).split("."), here):
-            faults.overrides[_address(path)] = override
             value = _value(text, here)
+            faults.origins.overridden(_address(path), value, override)
             if value is not INVALID:
                 _put(data, path, value, here)
+        if len(faults) > before:
+            faults.origins.overrides[key] = override
         data = expand(data, Path(escaped(str(Path.cwd()))))  # an override may contain a short form
     return data
 

@@ -6,8 +6,10 @@ A part of the user may make any metric. Unless its metrics are declared, no opti
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.config import Config
 from hooktrainer.errors import Fault, did_you_mean
@@ -57,8 +59,8 @@ def metric_faults(config: Config, plan: Plan) -> Iterator[Fault]:
         for field in option_fields(type(entry.plugin)):
             value = getattr(entry.plugin, field.name)
             if field.metadata.get(METRIC) and value is not None and made is not None and not _is_in(value, made):
-                text = f"'{value}' is a metric that no part of the run makes.{_remedy(value, made)}"
-                yield Fault(f"{entry.address}.{field.name}", text)
+                fault = Fault(f"{entry.address}.{field.name}", f"'{value}' is a metric that no part of the run makes.")
+                yield plan.disabled.naming(fault, partial(_makes, value), _remedy(value, made))
 
 
 def _made(config: Config, plan: Plan) -> Sequence[str] | None:
@@ -91,6 +93,10 @@ _OF_LOSSES: Final = {"decoupled_ppo": ("behaviour_weight", "behaviour_weight_cap
 
 def _is_in(metric: str, names: Sequence[str]) -> bool:
     return any(metric == name or (name.endswith("/") and metric.startswith(name)) for name in names)
+
+
+def _makes(metric: str, placed: PlacedPlugin) -> bool:
+    return _is_in(metric, _declared(type(placed.plugin)) or ())
 
 
 def _remedy(metric: str, made: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.fault_texts import without_sources
 from hooktrainer import build_trainer, load_config
 from hooktrainer.cli import main
 from hooktrainer.run.composition import composition_of
@@ -32,13 +33,14 @@ PLUGIN_LIST = "metric_aggregation, weight_sync, staleness, validation, log_after
 )
 def test_a_metric_that_no_part_makes_is_refused(plugins: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", QUICKSTART, f"plugins=[{PLUGIN_LIST}, {plugins}]"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in without_sources(capsys.readouterr().err)
 
 
 def test_the_score_of_validation_requires_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     plugins = "metric_aggregation, weight_sync, {use: checkpoint, keep_best: val/score/mean}"
     assert main(["plan", QUICKSTART, f"plugins=[{plugins}]"]) == 2
-    line = capsys.readouterr().err.splitlines()[1]
+    heading, line = without_sources(capsys.readouterr().err).splitlines()
+    assert heading == "1 fault on the command line:"
     text = "'val/score/mean' is a metric that no part of the run makes. Add validation to the plugins."
     assert line == f"  plugins[2].keep_best: {text}"
     assert main(["fit", QUICKSTART, f"plugins=[{plugins}]"]) == 2
