@@ -12,8 +12,14 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from hooktrainer.errors import ConfigError, did_you_mean, line_of
+
+FILE_RULE: Final = (
+    "A relative file in YAML is relative to the YAML file; in an override or a command, to the working directory."
+)
+"""The directories that relative files are relative to, for messages."""
 
 
 def load_module(where: str) -> ModuleType:
@@ -39,7 +45,7 @@ def require_file(path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py") if other.name != path.name])
-        raise ConfigError(f"there is no file {path}.{near}") from None
+        raise ConfigError(f"there is no file {path}.{near or f' {FILE_RULE}'}") from None
     except (OSError, ValueError) as error:  # a symbolic link to itself, a name that is too long, a zero byte
         raise ConfigError(f"the file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(mode):

@@ -1,7 +1,8 @@
 """Read YAML files and overrides into one plain dictionary.
 
-Values of later files win. A list replaces the list of the file before it. A later file that names another task or model
-does not inherit the options of the one before. A value that cannot be read is a fault, and `INVALID` in the result.
+Values of later files win. A list replaces the list of the file before it, and an empty mapping clears one. A later file
+that names another task or model does not inherit the options of the one before. A value that cannot be read is a fault,
+and `INVALID` in the result.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 An override addresses a plugin by its instance name (`plugins.staleness.every=2`) or its index (`plugins.0.every=2`,
 `plugins[0].every=2`). An override with an unknown address is a fault and is left out.
 
+A mapping is merged with the earlier one, and an empty mapping clears it. A list or a scalar replaces the earlier value.
+
 A value in brackets, braces or quotes is YAML. Any other value is a number, a boolean, null, or the text as it is: `#`,
 `&` and `: ` have no meaning.
 """
@@ -44,8 +46,8 @@ def overridden(data: dict[str, Any], overrides: Iterable[str], expand: Expand, f
 
 
 def merged(earlier: Any, later: Any) -> Any:
-    """Return two values as one: mappings are merged, and anything else is replaced."""
-    if isinstance(earlier, dict) and isinstance(later, dict):
+    """Return two values as one: mappings are merged, an empty one clears, and anything else is replaced."""
+    if isinstance(earlier, dict) and isinstance(later, dict) and later:
         return earlier | {key: merged(earlier.get(key), value) for key, value in later.items()}
     return later
 
