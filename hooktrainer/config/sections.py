@@ -68,7 +68,8 @@ class TrainerConfig:
     num_warmup_batches: int = attrs.field(default=0, validator=ge(0))
     """W, the mini-batches dispatched before the first update; with 0, generation and training do not overlap."""
     intra_op_threads: int | None = attrs.field(default=None, validator=optional([ge(1), le(1024)]))
-    """Threads of one torch operation; the default of torch if left out."""
+    """CPU threads that torch uses for one operation in this process (`torch.set_num_threads`); the default of torch if
+    left out. A small number leaves cores to generation in other threads or processes."""
 
 
 @attrs.frozen(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,14 @@ class TestCommand:
         assert [row.split()[:3] for row in rows[:4]] == [[t, w, a] for t in "24" for w, a in (("1", "2"), ("3", "6"))]
         assert len({len(row) for row in (titles, *rows[:4])}) == 1
         assert "S: staleness of trained groups, 1 is fresh" in out
+
+    def test_every_column_of_the_table_is_explained_below_it(self, run) -> None:
+        _, out, _ = run(SYNCED + STALE, "--steps=2")
+
+        _, _, titles, _, _, *legend = out.splitlines()
+        explained = re.findall(r"(?:^|[.;,] )([^.;:]+):", " ".join(legend))
+        names = {name for text in explained for name in text.split(", ")}
+        assert set(re.split(r"\s\s+", titles.strip().replace("workers at", "workers  at"))) <= names
 
     def test_simulate_prints_json(self, run) -> None:
         code, out, _ = run(SYNCED + PACED, "--generate=8", "--train=0.5", "--sync=0.5", "--steps=50", "--json")
