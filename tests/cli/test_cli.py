@@ -387,3 +387,13 @@ def test_a_fault_of_the_file_is_not_attributed_to_an_override_of_another_option(
     lines = capsys.readouterr().err.splitlines()
     assert f"in {path}" in lines[0]
     assert "  algorithm.entropy_coeff: expected float, found 'x' (str)" in lines
+
+
+@pytest.mark.parametrize("number", ["SYNC", "Priority.SYNC + 50", "99", "350.0", "true"])
+def test_a_priority_that_is_no_number_of_a_band_shows_how_to_write_one(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", QUICKSTART, f"plugins.weight_sync.priority.step_end={number}"]) == 2
+    _, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("  plugins[1].priority.step_end (weight_sync; override ")
+    assert "Write a number such as 350, or Priority.SYNC + 50 in Python. The bands are PREPARE 100, COLLECT " in line
