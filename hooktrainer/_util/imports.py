@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,12 @@ FILE_RULE: Final = (
     "A relative file in YAML is relative to the YAML file; in an override or a command, to the working directory."
 )
 """The directories that relative files are relative to, for messages."""
+_NOT_OWN: Final = (
+    *{f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    f"{Path(__file__).parents[1]}{os.sep}",
+    "<",
+)
+"""Starts of the file names of Python, of installed distributions, of hooktrainer, and of generated code."""
 
 
 def load_module(where: str) -> ModuleType:
@@ -31,12 +38,18 @@ def load_module(where: str) -> ModuleType:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and text of an unexpected error, with the line that raised it."""
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):
-        places.append((error.filename or "", error.lineno))
-    place = " ({}, line {})".format(*places[-1]) if places else ""
+    """Return the type and text of an unexpected error, with the line of the user's code that raised it."""
+    places = _places(error)
+    own = [place for place in places if not place[0].startswith(_NOT_OWN)]
+    if not own and error.__cause__ is not None:  # Python raises RuntimeError from the StopIteration of a generator
+        own = [place for place in _places(error.__cause__) if not place[0].startswith(_NOT_OWN)]
+    place = " ({}, line {})".format(*(own or places)[-1]) if places else ""
     return f"{line_of(error)}{place}"
+
+
+def _places(error: BaseException) -> list[tuple[str, int | None]]:
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return [*places, (error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else places
 
 
 def require_file(path: Path) -> None:

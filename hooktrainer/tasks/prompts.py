@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hooktrainer.errors import CheckpointError, ConfigError, Fault, RunError
+from hooktrainer._util.imports import described
+from hooktrainer.errors import CheckpointError, ConfigError, Fault, RunError, add_note
 from hooktrainer.ports import Prompt, Task
 from hooktrainer.tasks.tokenizer import CharTokenizer
 
@@ -36,11 +38,11 @@ class TaskPrompts:
     def require(self, count: int) -> None:
         """Raise `ConfigError` unless there are `count` training prompts that can be used; none is taken."""
         self._ahead += itertools.islice(self._stream, count - len(self._ahead))
+        for number, (_, pair) in enumerate(self._ahead, start=1):
+            self._tokenized(pair, f"training prompt {number}")
         if len(self._ahead) < count:
             text = f"{len(self._ahead)} training prompts are fewer than trainer.ppo_mini_batch_size = {count}"
             raise ConfigError([Fault("task", f"{text}. Add prompts, epochs (trainer.total_epochs), or lower it")])
-        for number, (_, pair) in enumerate(self._ahead, start=1):
-            self._tokenized(pair, f"training prompt {number}")
 
     @property
     def exhausted(self) -> bool:
@@ -61,7 +63,7 @@ class TaskPrompts:
             try:
                 taken.append(self._tokenized(pair, f"training prompt {self._given} of epoch {epoch + 1}"))
             except ConfigError as error:
-                raise RunError(str(error)) from None
+                raise RunError(str(error)) from error.__cause__
         return tuple(taken)
 
     def heldout(self, count: int) -> Sequence[Prompt]:
@@ -69,7 +71,7 @@ class TaskPrompts:
 
         Raise `ConfigError` for a prompt that cannot be used.
         """
-        pairs = _iterated(self._task.heldout(count), "heldout")
+        pairs = _read(lambda: self._task.heldout(count), "heldout")
         return tuple(
             self._tokenized(pair, f"held-out prompt {number}")
             for number, pair in enumerate(itertools.islice(pairs, count), start=1)
@@ -84,8 +86,8 @@ class TaskPrompts:
         epoch, given, last = state["epoch"], state["given"], state["last"]
         if given:
             self._seek(epoch, given - 1)
-            found = next(((text, truth) for place, (text, truth) in self._ahead if place == epoch), None)
-            if found != last:
+            found = next((pair for place, pair in self._ahead if place == epoch), None)
+            if not isinstance(found, (tuple, list)) or tuple(found) != tuple(last):
                 raise CheckpointError(
                     f"prompt {given} of epoch {epoch + 1} was {last!r} when the checkpoint was made, and is {found!r} "
                     "now: the task, its options or the seed changed. Resume with the same ones, or start a new run."
@@ -100,13 +102,20 @@ class TaskPrompts:
     def _pairs(self, first: int) -> Iterator[tuple[int, tuple[str, str]]]:
         for epoch in range(first, self._total_epochs):
             pair = None
-            for pair in _iterated(self._task.train(_epoch_seed(self._seed, epoch)), "train"):
+            for pair in _read(partial(self._task.train, _epoch_seed(self._seed, epoch)), "train"):
                 yield epoch, pair
             if pair is None:
                 return  # later epochs would be empty, too
 
     def _tokenized(self, pair: Any, name: str) -> Prompt:
-        """Return a prompt. Raise `ConfigError` if it is no pair of texts, or has no token or too many."""
+        """Return a prompt. Raise `ConfigError` if it is no pair of texts, or has no token or too many.
+
+        `pair` is an exception if the task raised one in its place.
+        """
+        if isinstance(pair, ConfigError):
+            raise pair
+        if isinstance(pair, Exception):
+            raise ConfigError([Fault("task", f"{name} could not be read: {described(pair)}")]) from pair
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
             text = f"{name} is {reprlib.repr(pair)} ({type(pair).__name__}), expected a pair (text, truth)"
             raise ConfigError([Fault("task", text)])
@@ -120,6 +129,22 @@ class TaskPrompts:
             text = f"{found}; longest_prompt promises 1 to {self._longest}. Correct longest_prompt, or leave it out"
             raise ConfigError([Fault("task", text)])
         return Prompt(text, tokens, truth)
+
+
+def _read(method: Callable[[], object], name: str) -> Iterator[Any]:
+    """Yield the pairs that a method of a task returns; an exception that it raises is the last item."""
+    number = 1
+    try:
+        for pair in _iterated(method(), name):
+            yield pair
+            number += 1
+    except GeneratorExit:
+        raise
+    except Exception as error:  # noqa: BLE001 (any error of a task)
+        yield error
+    except BaseException as error:
+        add_note(error, f"raised by {name} of the task for prompt {number}")
+        raise
 
 
 def _iterated(found: object, method: str) -> Iterable[Any]:
