@@ -30,6 +30,8 @@ import attrs
 
 MAX_MESSAGE: Final = 4_000
 """Characters of a message; the middle of a longer one is left out."""
+MAX_LINE: Final = 500
+"""Characters of a text of user code within a line, such as the reason of a stop, and of a line of a traceback."""
 MAX_TRACEBACK: Final = 20_000
 """Characters of a traceback, which is shown in the same way."""
 MAX_FAULTS: Final = 50
@@ -148,18 +150,18 @@ class HungError(RunError):
     """A component did not return within its limit after a signal."""
 
 
-def message_of(error: object) -> str:
+def message_of(error: object, length: int = MAX_MESSAGE) -> str:
     """Return the text of any error, or of any other object, also if its `__str__` raises."""
     try:
         text = str(error)
     except (Exception, SystemExit) as another:  # noqa: BLE001 (code of a user)
         return f"(the __str__ of {type(error).__name__} raised {type(another).__name__})"
-    return shortened(text)
+    return shortened(text, length)
 
 
 def line_of(error: BaseException) -> str:
-    """Return the type and the text of any error."""
-    return f"{type(error).__name__}: {message_of(error)}"
+    """Return the type and the text of any error, short enough for a line."""
+    return f"{type(error).__name__}: {message_of(error, MAX_LINE)}"
 
 
 def repr_of(error: BaseException) -> str:
@@ -173,9 +175,15 @@ def repr_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of any error as text."""
     try:
-        return shortened("".join(traceback.format_exception(error)), MAX_TRACEBACK)
+        return _fitted(traceback.format_exception(error), MAX_TRACEBACK)
     except (Exception, SystemExit):  # noqa: BLE001 (attributes of a user's error may raise)
         return f"{''.join(traceback.format_tb(error.__traceback__))}{line_of(error)}\n"
+
+
+def _fitted(parts: Iterable[str], length: int) -> str:
+    """Return the parts of a traceback as text with short messages and lines."""
+    lines = "".join(shortened(part) for part in parts).splitlines()
+    return shortened("".join(f"{shortened(line, MAX_LINE)}\n" for line in lines), length)
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -225,7 +233,7 @@ def _shown(error: BaseException, first: BaseException) -> str:
     try:
         view = traceback.TracebackException.from_exception(error)
         _leave_out(view, error, first)
-        return shortened("".join(view.format()))
+        return _fitted(view.format(), MAX_MESSAGE)
     except (Exception, SystemExit):  # noqa: BLE001 (attributes of a user's error may raise)
         return traceback_of(error)
 
