@@ -58,6 +58,8 @@ def _problem_of_key(key: str) -> str | None:
         return f"an override has no blanks around its '='; write {bare}=..."
     if key.startswith("-"):
         return f"an override has no dashes; write {bare}=..."
+    if not key.isprintable():
+        return f"the address has an invisible character: {key!a}; write it again"
     return f"an address has at most {MAX_DEPTH} levels" if key.count(".") >= MAX_DEPTH else None
 
 

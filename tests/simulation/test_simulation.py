@@ -126,6 +126,11 @@ class TestDistributions:
         rng = np.random.default_rng(0)
         assert np.mean([found["generate"].draw(rng) == 0.5 for _ in range(4000)]) == pytest.approx(0.75, abs=0.02)
 
+    def test_recorded_times_are_read_behind_a_byte_order_mark(self, tmp_path: Path) -> None:
+        rows = "\N{ZERO WIDTH NO-BREAK SPACE}" + '{"step": 1, "timing_s/weight_sync": 0.25}\n'
+        written(tmp_path, rows, "metrics.jsonl")
+        assert parse_distribution(f"recorded:{tmp_path}", "sync") == Recorded((0.25,), (1.0,))
+
     def test_recorded_run_without_times_is_refused(self, tmp_path: Path) -> None:
         written(tmp_path, '{"step": 1, "timing_s/update_actor": 1.0}\n', "metrics.jsonl")
 
