@@ -17,7 +17,7 @@ from hooktrainer.ports.groups import (
     Trajectory,
 )
 from hooktrainer.ports.learner import KLControl, Learner, SupportsLogprobs, SupportsSkipping, SupportsTrainable
-from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
+from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy, SupportsWorkerReports
 from hooktrainer.ports.rollout import RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful, step_key_fault
 from hooktrainer.ports.tasks import PromptSource, Task
@@ -56,6 +56,7 @@ __all__ = [
     "SupportsLogprobs",
     "SupportsSkipping",
     "SupportsTrainable",
+    "SupportsWorkerReports",
     "Task",
     "Tokens",
     "Trajectory",

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from hooktrainer._util.forks import HANDLED
 from hooktrainer.ports import Floats, Group
 from hooktrainer.rollout.process.inbox import Inbox
 from hooktrainer.rollout.process.messages import Capacity, PackedError
-from hooktrainer.rollout.process.process_exit import ProcessExit
+from hooktrainer.rollout.process.process_exit import ProcessExit, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,7 @@ class WorkerHandle:
         """The capacity that it reported last."""
         self._engine: Final = os.getpid()
         self._given = 0
+        self._last_request: tuple[str, float] | None = None
         self._inbox = Inbox(self.connection)
         self._sending = threading.Lock()
         resource_tracker.ensure_running()  # here, since it unblocks signals when it starts
@@ -63,6 +65,19 @@ class WorkerHandle:
 
     def __str__(self) -> str:
         return self._name
+
+    @property
+    def state(self) -> str:
+        """Whether its process is running or stopped, as the end of a sentence."""
+        return f"is {state_of(self._pid)}" if self.ready else f"is {state_of(self._pid)} and not ready yet"
+
+    @property
+    def last_request(self) -> str:
+        """The last message that was sent to it, and the time since then."""
+        if self._last_request is None:
+            return "nothing was requested from it"
+        name, sent = self._last_request
+        return f"its last request was {name}, {monotonic() - sent:.0f} s ago"
 
     @property
     def free_capacity(self) -> int:
@@ -79,6 +94,7 @@ class WorkerHandle:
         if not self._sending.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
             return False
         try:
+            self._last_request = (type(message).__name__, monotonic())
             if seconds is not None and not self._is_writable(seconds):
                 return False
             with suppress(OSError):

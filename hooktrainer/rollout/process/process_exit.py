@@ -1,4 +1,4 @@
-"""Exit of a child process, seen by its pid.
+"""State and exit of a child process, seen by its pid.
 
 The sentinel of `multiprocessing` is a pipe, which stays open as long as any process that the child forked.
 """
@@ -7,13 +7,33 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import weakref
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Final
 
 from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import HookTrainerError
+
+_STATES: Final = {
+    "T": "stopped (SIGCONT resumes it)",
+    "t": "stopped by a debugger",
+    "D": "waiting for a disk",
+    "Z": "dead",
+    "X": "dead",
+}
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process; `running` where the system has no `/proc`."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "running" if sys.platform != "linux" else "dead"
+    return _STATES.get(stat.rpartition(")")[2].split()[0], "running")
 
 
 class ProcessExit:

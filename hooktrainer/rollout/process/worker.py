@@ -19,10 +19,12 @@ from torch import Tensor
 
 from hooktrainer._util.copies import exit_copy
 from hooktrainer._util.forks import call_in_forks
+from hooktrainer._util.places import place_of_thread
 from hooktrainer._util.threads import ReportingThread
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generation import Generator
 from hooktrainer.rollout.process.messages import (
+    Abandoned,
     Acknowledged,
     Capacity,
     Generate,
@@ -229,6 +231,7 @@ class Worker:
         self._modules.resume()
         self._thread.join(EXIT_GRACE_S)
         if self._thread.is_alive():
+            self._source.send(Abandoned(self._thread.name, place_of_thread(self._thread)))
             os._exit(0)
 
     def _release(self, ticket: int, index: int) -> None:
