@@ -43,6 +43,7 @@ class ProcessExit:
         self._pid = pid
         self.failure: HookTrainerError | None = None
         """The error of the thread that waited for the exit; the process is killed then."""
+        self._is_pidfd = True
         self._descriptor = self._opened()
         weakref.finalize(self, os.close, self._descriptor).atexit = False
 
@@ -54,10 +55,22 @@ class ProcessExit:
         """Wait for at most `seconds`; return whether the process has exited."""
         return bool(wait([self._descriptor], seconds))
 
+    def kill(self, *, group: bool = False) -> None:
+        """Send SIGKILL to the process, or to its process group. Do nothing once it was reaped.
+
+        The system may have given its pid to another process then. A forked copy of this process has no such child.
+        """
+        of = (os.P_PIDFD, self._descriptor) if self._is_pidfd else (os.P_PID, self._pid)
+        # The errors: it was reaped, the group is empty, or it runs as another user.
+        with suppress(ChildProcessError, ProcessLookupError, PermissionError):
+            os.waitid(*of, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            (os.killpg if group else os.kill)(self._pid, signal.SIGKILL)
+
     def _opened(self) -> int:
         try:
             return os.pidfd_open(self._pid)
         except (AttributeError, OSError):  # an old kernel, or a sandbox that forbids the call
+            self._is_pidfd = False
             readable, writable = os.pipe()
             fail = partial(self._fail, writable)
             ReportingThread(partial(_write_at_exit, self._pid, writable), f"exit-of-{self._pid}", fail).start()
@@ -65,8 +78,7 @@ class ProcessExit:
 
     def _fail(self, writable: int, error: BaseException) -> None:
         self.failure = failure_of(error)
-        with suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
+        self.kill()
         _write(writable)
 
 
