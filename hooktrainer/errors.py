@@ -30,6 +30,8 @@ import attrs
 
 MAX_MESSAGE: Final = 4_000
 """Characters of a message; the middle of a longer one is left out."""
+MAX_LINE: Final = 500
+"""Characters of a text of user code within a line, such as the reason of a stop, and of a line of a traceback."""
 MAX_TRACEBACK: Final = 20_000
 """Characters of a traceback, which is shown in the same way."""
 MAX_FAULTS: Final = 50
@@ -62,8 +64,12 @@ class Fault:
     address: str = attrs.field(converter=shortened)
     """YAML address (`plugins[2].every`) or file; empty if the fault has no single place."""
     message: str = attrs.field(converter=shortened)
-    source: str = attrs.field(default="", eq=False, converter=_short_source)
-    """The name of the plugin, and the override that set the value; empty for other values."""
+    because: str = attrs.field(default="", eq=False, kw_only=True)
+    """Address of another value that caused the fault; empty if the value at `address` did."""
+    plugin: str = attrs.field(default="", eq=False, kw_only=True, converter=_short_source)
+    """Name of the plugin at the address; empty outside of the plugin list."""
+    override: str = attrs.field(default="", eq=False, kw_only=True, converter=_short_source)
+    """The override on the command line that caused the fault; empty if a file did."""
 
     def __str__(self) -> str:
         return f"{self.address}: {self.message}" if self.address else self.message
@@ -81,7 +87,7 @@ class ConfigError(HookTrainerError):
 
     def place(self, address: str) -> None:
         """Set the address of the faults that have none."""
-        self.faults = tuple(fault if fault.address else Fault(address, fault.message) for fault in self.faults)
+        self.faults = tuple(fault if fault.address else attrs.evolve(fault, address=address) for fault in self.faults)
         self.args = ("\n".join(listed(self.faults)),)
 
 
@@ -144,18 +150,18 @@ class HungError(RunError):
     """A component did not return within its limit after a signal."""
 
 
-def message_of(error: object) -> str:
+def message_of(error: object, length: int = MAX_MESSAGE) -> str:
     """Return the text of any error, or of any other object, also if its `__str__` raises."""
     try:
         text = str(error)
     except (Exception, SystemExit) as another:  # noqa: BLE001 (code of a user)
         return f"(the __str__ of {type(error).__name__} raised {type(another).__name__})"
-    return shortened(text)
+    return shortened(text, length)
 
 
 def line_of(error: BaseException) -> str:
-    """Return the type and the text of any error."""
-    return f"{type(error).__name__}: {message_of(error)}"
+    """Return the type and the text of any error, short enough for a line."""
+    return f"{type(error).__name__}: {message_of(error, MAX_LINE)}"
 
 
 def repr_of(error: BaseException) -> str:
@@ -169,9 +175,15 @@ def repr_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of any error as text."""
     try:
-        return shortened("".join(traceback.format_exception(error)), MAX_TRACEBACK)
+        return _fitted(traceback.format_exception(error), MAX_TRACEBACK)
     except (Exception, SystemExit):  # noqa: BLE001 (attributes of a user's error may raise)
         return f"{''.join(traceback.format_tb(error.__traceback__))}{line_of(error)}\n"
+
+
+def _fitted(parts: Iterable[str], length: int) -> str:
+    """Return the parts of a traceback as text with short messages and lines."""
+    lines = "".join(shortened(part) for part in parts).splitlines()
+    return shortened("".join(f"{shortened(line, MAX_LINE)}\n" for line in lines), length)
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -221,7 +233,7 @@ def _shown(error: BaseException, first: BaseException) -> str:
     try:
         view = traceback.TracebackException.from_exception(error)
         _leave_out(view, error, first)
-        return shortened("".join(view.format()))
+        return _fitted(view.format(), MAX_MESSAGE)
     except (Exception, SystemExit):  # noqa: BLE001 (attributes of a user's error may raise)
         return traceback_of(error)
 

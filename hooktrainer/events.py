@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import ClassVar, Literal, Protocol, TypeAlias, cast
+from typing import ClassVar, Final, Literal, Protocol, TypeAlias, cast
 
 import attrs
 
@@ -47,6 +47,13 @@ class Priority(IntEnum):
         if not at_or_below:
             raise ValueError(f"{number}, which lies before the first band, {min(cls).name} {min(cls).value}")
         return at_or_below[-1]
+
+
+PRIORITY_HINT: Final = (
+    f"Write a number such as {Priority.SYNC + 50}, or Priority.SYNC + 50 in Python. "
+    f"The bands are {', '.join(f'{band.name} {band.value}' for band in Priority)}."
+)
+"""How a priority is written, for messages."""
 
 
 class Control(Protocol):

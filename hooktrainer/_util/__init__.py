@@ -11,6 +11,7 @@ __all__ = [
     "imports",
     "lazy_exports",
     "machine",
+    "places",
     "random_state",
     "registry",
     "shutdown",

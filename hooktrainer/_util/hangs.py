@@ -14,11 +14,11 @@ import threading
 from collections.abc import Collection
 from contextlib import suppress
 from time import monotonic
-from types import FrameType
 from typing import Final, Protocol
 
 import attrs
 
+from hooktrainer._util.places import place_of_thread
 from hooktrainer._util.threads import ReportingThread
 
 TICK_S: Final = 0.05
@@ -27,7 +27,6 @@ _LONGEST_TICK_S: Final = 0.5
 MAX_INTERRUPTS: Final = 2
 """Number of times that a part is interrupted, before the process exits without it."""
 _STOP: Final = b"\0"
-_STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)  # noqa: PTH120 (compared with strings)
 
 
 @attrs.frozen
@@ -125,31 +124,6 @@ class HangWatch:
             return False
         found = os.read(self._read, 64)
         return not found or _STOP in found
-
-
-def place(frame: FrameType | None) -> str:
-    """Return the innermost method outside of the standard library that a frame is in, with its file and line."""
-    first = ""
-    while frame is not None:
-        code = frame.f_code
-        if not _is_standard(code.co_filename):
-            owner = frame.f_locals.get("self")
-            name = f"{type(owner).__name__}.{code.co_name}" if owner is not None else code.co_qualname
-            found = f"{name} ({code.co_filename}, line {frame.f_lineno})"
-            if owner is not None:
-                return found
-            first = first or found
-        frame = frame.f_back
-    return first or "code of a library"
-
-
-def place_of_thread(thread: threading.Thread) -> str:
-    """Return the method that a thread is in."""
-    return place(sys._current_frames().get(thread.ident or 0))
-
-
-def _is_standard(file: str) -> bool:
-    return file.startswith("<") or (file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file)
 
 
 def _exit_without(part: Part, seconds: float, number: signal.Signals) -> None:

@@ -9,11 +9,24 @@ import os
 import re
 import stat
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from hooktrainer.errors import ConfigError, did_you_mean, line_of
+
+FILE_RULE: Final = (
+    "A relative file in YAML is relative to the YAML file; in an override or a command, to the working directory."
+)
+"""The directories that relative files are relative to, for messages."""
+_NOT_OWN: Final = (
+    *{f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    f"{Path(__file__).parents[1]}{os.sep}",
+    "<",
+)
+"""Starts of the file names of Python, of installed distributions, of hooktrainer, and of generated code."""
 
 
 def load_module(where: str) -> ModuleType:
@@ -25,12 +38,18 @@ def load_module(where: str) -> ModuleType:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and text of an unexpected error, with the line that raised it."""
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):
-        places.append((error.filename or "", error.lineno))
-    place = " ({}, line {})".format(*places[-1]) if places else ""
+    """Return the type and text of an unexpected error, with the line of the user's code that raised it."""
+    places = _places(error)
+    own = [place for place in places if not place[0].startswith(_NOT_OWN)]
+    if not own and error.__cause__ is not None:  # Python raises RuntimeError from the StopIteration of a generator
+        own = [place for place in _places(error.__cause__) if not place[0].startswith(_NOT_OWN)]
+    place = " ({}, line {})".format(*(own or places)[-1]) if places else ""
     return f"{line_of(error)}{place}"
+
+
+def _places(error: BaseException) -> list[tuple[str, int | None]]:
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return [*places, (error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else places
 
 
 def require_file(path: Path) -> None:
@@ -39,7 +58,7 @@ def require_file(path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py") if other.name != path.name])
-        raise ConfigError(f"there is no file {path}.{near}") from None
+        raise ConfigError(f"there is no file {path}.{near or f' {FILE_RULE}'}") from None
     except (OSError, ValueError) as error:  # a symbolic link to itself, a name that is too long, a zero byte
         raise ConfigError(f"the file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(mode):

@@ -21,6 +21,8 @@ from hooktrainer.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
+BUILT_IN: Final = "hooktrainer"
+"""The distribution that registers the built-in names."""
 NAMES_A: Final = "hooktrainer.names_a"
 """Key of field metadata: the `Kind` that the value of an option is a name of."""
 BUILDS_A: Final = "hooktrainer.builds_a"
@@ -37,7 +39,7 @@ class Registered:
 
     target: str
     """`package.module:Name`."""
-    distribution: str = "hooktrainer"
+    distribution: str = BUILT_IN
     """The installed distribution that registers the name."""
     rivals: tuple[str, ...] = ()
     """Other distributions that register the same name."""

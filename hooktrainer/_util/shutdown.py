@@ -11,7 +11,7 @@ import attrs
 
 from hooktrainer._util.hangs import Part
 from hooktrainer._util.signals import Aborted, Interrupts, Mode, handled
-from hooktrainer.errors import add_error_note, line_of
+from hooktrainer.errors import add_error_note, line_of, traceback_of
 
 Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted", "failed"]
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -84,6 +84,7 @@ def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Call
             if failure is not error:
                 add_error_note(failure, error, "at the end of the run")
                 if not isinstance(failure, Exception):
-                    _LOG.warning("at the end of the run there was an error: %s", line_of(error), exc_info=error)
+                    text = "at the end of the run there was an error: %s\n%s"
+                    _LOG.warning(text, line_of(error), traceback_of(error).rstrip())
     if failure is not None:
         raise failure

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from hooktrainer._util.copies import exit_copy
 from hooktrainer._util.forks import HANDLED, call_in_forks
-from hooktrainer._util.hangs import HangWatch, Part, place
+from hooktrainer._util.hangs import HangWatch, Part
+from hooktrainer._util.places import place
 from hooktrainer._util.threads import failure_of
 from hooktrainer.errors import HookTrainerError, HungError
 

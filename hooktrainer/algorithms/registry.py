@@ -10,6 +10,7 @@ A function that YAML names is written like a pytest fixture: each of its paramet
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
@@ -44,6 +45,9 @@ GROUP_RELATIVE: Final = frozenset({"grpo", "dr_grpo", "rloo", "opo", "maxrl", "r
 
 OF_A_CRITIC: Final = frozenset({"gae"})
 """Estimators that require values, and return returns too."""
+
+OF_CRITIC: Final = ("adv_estimator", "values")
+"""The input that only a critic provides, with the key of the functions that take it."""
 
 POLICY_LOSSES: Final = _functions("policy loss", policy_losses=("ppo_clip", "gspo", "cispo", "decoupled_ppo"))
 """Inputs: logprobs, proximal, behaviour, advantages, mask, all (B, T). Return a `TokenLoss`."""
@@ -84,6 +88,11 @@ FUNCTIONS: Final[Mapping[str, Kind[Function]]] = MappingProxyType(
 )
 """Keys of the `algorithm` section that name a function."""
 
+ARGUMENTS_OF: Final[Mapping[str, str]] = MappingProxyType(
+    {"adv_estimator": "adv_args", "policy_loss": "policy_loss_args"}
+)
+"""For keys that name a function, the key of its arguments."""
+
 
 @attrs.frozen
 class Bound:
@@ -119,28 +128,41 @@ def bind(
 
     `inputs` names what every call provides, `section` holds the keys of the `algorithm` section, and `args` the
     arguments that accompany the name. Raises `ConfigError` with every parameter that has no value, and every argument
-    that the function does not take.
+    that the function does not take, each at its address in the section.
     """
-    function, args = kind.resolve(name), args or {}
-    given = {key: value for key, value in (section or {}).items() if value is not None}
+    function, args, section = kind.resolve(name), args or {}, section or {}
+    key = next((key for key, known in FUNCTIONS.items() if known is kind), "")
+    given = {option: value for option, value in section.items() if value is not None}
     parameters = _parameters(name, function)
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    named = {key: parameter for key, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
-    options = {key: given[key] for key in named if key in given and key not in inputs}
-    faults = [
-        _argument_fault(name, key, named, inputs, section or {})
-        for key in args
-        if key in inputs or key in (section or {}) or not (key in named or open_ended)
-    ]
-    options |= {key: converted(name, key, value, named.get(key)) for key, value in args.items()}
-    faults += [
-        _missing(name, key, inputs, given, section or {})
-        for key, parameter in named.items()
-        if parameter.default is parameter.empty and key not in inputs and key not in options
-    ]
+    named = {arg: parameter for arg, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    options = {arg: given[arg] for arg in named if arg in given and arg not in inputs}
+    takes = sorted(set(named).difference(inputs, section))
+    faults, misspelt = list[Fault](), set[str]()
+    for arg, value in args.items():
+        if arg in inputs or arg in section or not (arg in named or open_ended):
+            faults.append(Fault(_place(key, arg), _refused(name, arg, takes, inputs, section)))
+            misspelt.update(difflib.get_close_matches(arg, takes, n=1))
+            continue
+        try:
+            options[arg] = converted(name, arg, value, named.get(arg))
+        except ConfigError as error:
+            faults.append(Fault(_place(key, arg), str(error)))
+            misspelt.add(arg)
+    for arg, parameter in named.items():
+        if parameter.default is parameter.empty and not (arg in inputs or arg in options or arg in misspelt):
+            place = arg if arg in section else _place(key, arg)
+            faults.append(Fault(place, _missing(name, key, arg, inputs, section), because=key))
     if faults:
-        raise ConfigError([Fault("", fault) for fault in faults])
+        raise ConfigError(faults)
     return Bound(name, function, frozenset(named).intersection(inputs), options)
+
+
+def _place(key: str, argument: str) -> str:
+    """Return the address of an argument in the `algorithm` section; that of its function if it has none."""
+    if key in ARGUMENTS_OF and (key, argument) != OF_CRITIC:
+        return f"{ARGUMENTS_OF[key]}.{argument}"
+    return f"{key}_{argument}" if key == "behaviour_weight" and argument in ("low", "high") else key
 
 
 def taken_by_none(key: str, value: object, names: Collection[str]) -> str:
@@ -160,23 +182,23 @@ def _parameters(name: str, function: Function) -> Mapping[str, inspect.Parameter
     return parameters
 
 
-def _missing(name: str, key: str, inputs: Collection[str], given: Collection[str], section: Collection[str]) -> str:
-    if key in section:
-        return f"'{name}' requires '{key}' and has no default for it: set algorithm.{key}"
+def _missing(name: str, key: str, arg: str, inputs: Collection[str], section: Collection[str]) -> str:
+    if arg in section:
+        return f"'{name}' requires '{arg}' and has no default for it: set algorithm.{arg}"
+    if (key, arg) == OF_CRITIC:
+        return f"'{name}' requires '{arg}', which a critic provides: set critic.use to value_head or model"
     there = ", ".join(sorted(inputs))
-    hint = did_you_mean(key, {*inputs, *given})
-    return f"'{name}' requires '{key}', which is not an input; the inputs are {there}.{hint}"
+    remedy = f" Set algorithm.{_place(key, arg)}, or give it a default." if key in ARGUMENTS_OF else ""
+    hint = did_you_mean(arg, inputs) or remedy
+    return f"'{name}' requires '{arg}', which is not an input; the inputs are {there}.{hint}"
 
 
-def _argument_fault(
-    name: str, key: str, named: Collection[str], inputs: Collection[str], section: Collection[str]
-) -> str:
-    if key in inputs:
-        return f"'{key}' is an input of '{name}' that the learner provides, not an argument"
-    if key in section:
-        return f"'{key}' is a key of the algorithm section itself: write algorithm.{key}"
-    takes = sorted(set(named).difference(inputs, section))
-    return f"unknown argument '{key}'; '{name}' takes {', '.join(takes) or 'none'}.{did_you_mean(key, takes)}"
+def _refused(name: str, arg: str, takes: Collection[str], inputs: Collection[str], section: Collection[str]) -> str:
+    if arg in inputs:
+        return f"'{arg}' is an input of '{name}' that the learner provides, not an argument"
+    if arg in section:
+        return f"'{arg}' is a key of the algorithm section itself: write algorithm.{arg}"
+    return f"unknown argument '{arg}'; '{name}' takes {', '.join(takes) or 'none'}.{did_you_mean(arg, takes)}"
 
 
 def converted(name: str, key: str, value: object, parameter: inspect.Parameter | None) -> object:

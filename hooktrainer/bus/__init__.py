@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from hooktrainer.bus.bus import Bus
 
-__all__ = ["Bus", "binding", "control", "handlers", "plan", "plan_text", "timing"]
+__all__ = ["Bus", "binding", "control", "disabled", "handlers", "plan", "plan_text", "timing"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, Protocol, TypeAlias
 
-from hooktrainer.errors import RecordError
+from hooktrainer.errors import MAX_LINE, RecordError, message_of
 from hooktrainer.events import Control, Event, StepRecord
 from hooktrainer.metrics import Derive, Metric, Record, Row
 
@@ -46,10 +46,10 @@ class RunControl(Control):
         return self._reason
 
     def stop(self, reason: str) -> None:
-        """Stop the run after the current step; the first reason is kept."""
+        """Stop the run after the current step; the first reason is kept, and a long one is shortened."""
         self._bus.check_thread()
         if self._reason is None:
-            self._reason = str(reason)
+            self._reason = message_of(reason, MAX_LINE)
 
     def emit(self, event: Event) -> None:
         """Emit a signal that the running handler declared; it is delivered when the handler's band ends."""

@@ -10,7 +10,7 @@ from types import FunctionType
 import attrs
 
 from hooktrainer.errors import Fault, did_you_mean
-from hooktrainer.events import EVENTS, Event, StepEvent, WeightsSynced, snake_case
+from hooktrainer.events import EVENTS, PRIORITY_HINT, Event, StepEvent, WeightsSynced, snake_case
 from hooktrainer.plugin import SPEC_ATTRIBUTE, HandlerSpec, Plugin, Priority
 
 
@@ -154,11 +154,11 @@ def _signature_problems(plugin: Plugin, method: str, event: type[Event]) -> Iter
 
 def _number_problem(number: object) -> str | None:
     if not isinstance(number, int) or isinstance(number, bool):
-        return f"{number!r}; a priority is an integer, such as {Priority.REPORT.value} for REPORT"
+        return f"{number!r}, which is not an integer. {PRIORITY_HINT}"
     try:
         Priority.band(number)
     except ValueError as error:
-        return str(error)
+        return f"{error}. {PRIORITY_HINT}"
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from hooktrainer.bus.disabled import NONE_DISABLED, Disabled
 from hooktrainer.bus.duplicates import without_duplicates
 from hooktrainer.bus.handlers import Handler, PlacedPlugin, handlers_of
 from hooktrainer.errors import Fault, PlanError, did_you_mean
@@ -85,12 +86,20 @@ class Plan:
 
     plugins: tuple[PlacedPlugin, ...] = ()
     handlers: Mapping[type[Event], tuple[Handler, ...]] = attrs.field(factory=dict)
+    disabled: Disabled = NONE_DISABLED
 
     @classmethod
-    def build(cls, plugins: Iterable[Plugin | PlacedPlugin], *, complete: bool = True) -> Plan:
+    def build(
+        cls,
+        plugins: Iterable[Plugin | PlacedPlugin],
+        *,
+        complete: bool = True,
+        disabled: Disabled = NONE_DISABLED,
+    ) -> Plan:
         """Order and check the handlers of a plugin list. Raises `PlanError` with every fault.
 
         If the list is not `complete`, a missing plugin may make or emit things, and their absence is no fault.
+        Faults name the `disabled` plugins that would provide a missing part.
         """
         placed = tuple(PlacedPlugin.of(plugin, place) for place, plugin in enumerate(plugins))
         read = [handlers_of(plugin) for plugin in placed]
@@ -101,7 +110,7 @@ class Plan:
         emitted = [event for handler in handlers for event in handler.emits]
         events = dict.fromkeys((*EVENTS, *(handler.event for handler in handlers), *emitted))
         by_event = {event: tuple(handler for handler in ordered if handler.event is event) for event in events}
-        plan = cls(placed, MappingProxyType(by_event))
+        plan = cls(placed, MappingProxyType(by_event), disabled)
         faults += [*plan._signal_faults(complete), *plan._sync_faults(), *plan._unsaved_faults()]
         if cycle := plan._find_cycle():
             faults.append(cycle)  # there is no order to walk
@@ -139,10 +148,10 @@ class Plan:
     def require_sync(self) -> None:
         """Raise `PlanError` unless a handler syncs the weights."""
         if not any(WeightsSynced in handler.emits for handler in self.handlers[StepEnd]):
-            raise PlanError(
-                "a run requires exactly one handler that syncs the weights: on step_end, without `every`, with "
-                "emits=[WeightsSynced]. Found none. Add weight_sync to the plugins."
-            )
+            text = "a run requires exactly one handler that syncs the weights: on step_end, without `every`, with "
+            fault = Fault("", f"{text}emits=[WeightsSynced]. Found none.")
+            hint = " Add weight_sync to the plugins."
+            raise PlanError([self.disabled.lacking(fault, emits=WeightsSynced, otherwise=hint)])
 
     def _all(self) -> Iterator[Handler]:
         for handlers in self.handlers.values():
@@ -156,7 +165,8 @@ class Plan:
                 yield Fault("", f"two event classes have the signal name '{event.signal}'")
             if complete and event not in EVENTS and event not in emitted:
                 for handler in handlers:
-                    yield Fault(handler.owner.address, f"{handler} handles a signal that no handler emits")
+                    fault = Fault(handler.owner.address, f"{handler} handles a signal that no handler emits.")
+                    yield self.disabled.lacking(fault, emits=event)
 
     def _sync_faults(self) -> Iterator[Fault]:
         """Check that the weights are synced by one handler only, once in every step."""
@@ -215,18 +225,17 @@ class Plan:
                     makers[key] = (place, visit)
         for place, visit in enumerate(visits):
             for need in visit.handler.needs:
-                fault = self._need_fault(name, place, visit, need, makers)
                 key = need.removesuffix("?")
-                if fault and (key in makers or not absent(key)):
-                    yield Fault(visit.handler.owner.address, fault)
+                if key in makers and (wrong := self._order_fault(name, place, visit, need, makers)):
+                    yield Fault(visit.handler.owner.address, wrong)
+                elif not (key in makers or need.endswith("?") or key in self._made_at_fit_start() or absent(key)):
+                    yield self._unmade_fault(name, visit, key)
             for key in visit.handler.adds:
                 if late := self._add_fault(name, place, visit, key, makers):
                     yield Fault(visit.handler.owner.address, late)
 
-    def _need_fault(self, name: str, place: int, visit: Visit, need: str, makers: Makers) -> str | None:
+    def _order_fault(self, name: str, place: int, visit: Visit, need: str, makers: Makers) -> str | None:
         key, optional = need.removesuffix("?"), need.endswith("?")
-        if key not in makers:
-            return None if optional or key in self._made_at_fit_start() else self._unmade_fault(name, visit, key)
         made, maker = makers[key]
         if maker is None:
             return f"{visit} reads '{key}' before the loop makes it for iteration_end" if made > place else None
@@ -238,13 +247,15 @@ class Plan:
             return f"{visit} needs '{key}', but {maker} does not make it in every {name}: needs=['{key}?'] and check"
         return None
 
-    def _unmade_fault(self, name: str, visit: Visit, key: str) -> str:
-        known = self._made()
+    def _unmade_fault(self, name: str, visit: Visit, key: str) -> Fault:
+        known, address = self._made(), visit.handler.owner.address
         if key in known:
-            return f"{visit} needs '{key}', which no handler makes in {name}. If it may be absent, declare '{key}?'."
+            text = f"{visit} needs '{key}', which no handler makes in {name}. If it may be absent, declare '{key}?'."
+            return Fault(address, text)
         maker = BUILT_IN_MAKERS.get(key)
         hint = f" Add {maker} to the plugins." if maker else did_you_mean(key, known | BUILT_IN_MAKERS.keys())
-        return f"{visit} needs '{key}', which no handler makes.{hint}"
+        fault = Fault(address, f"{visit} needs '{key}', which no handler makes.")
+        return self.disabled.lacking(fault, makes=key, otherwise=hint)
 
     def _made(self) -> set[str]:
         return {*MADE_BY_THE_LOOP.values(), *(key for handler in self._all() for key in handler.makes)}

@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
     files, _ = split(arguments)
     count = f"{len(error.faults)} fault{'s' if len(error.faults) != 1 else ''}"
-    overridden = ["override " in fault.source for fault in error.faults]
+    overridden = [bool(fault.override) for fault in error.faults]
     places = [f"in {', '.join(files)}"] if files and not all(overridden) else []
     places += ["on the command line"] if any(overridden) else []
     heading = f"{count} {' and '.join(places)}".strip()
@@ -109,8 +109,9 @@ def _faults_text(error: ConfigError, arguments: Sequence[str]) -> str:
 
 
 def _fault_text(fault: Fault) -> str:
-    source = f" ({fault.source})" if fault.source else ""
-    return f"{fault.address}{source}: {fault.message}" if fault.address else fault.message
+    sources = "; ".join(filter(None, (fault.plugin, fault.override and f"override {fault.override}")))
+    place = " ".join(filter(None, (fault.address, sources and f"({sources})")))
+    return f"{place}: {fault.message}" if place else fault.message
 
 
 def _exit_text(error: SystemExit) -> str:

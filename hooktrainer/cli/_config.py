@@ -21,7 +21,9 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="CONFIG | key=value",
         help="YAML files, of which later ones win, and overrides such as trainer.total_steps=10, "
-        "plugins.staleness.max_off_policy_threshold=2 (by name) or plugins.0.every=5 (by index)",
+        "plugins.staleness.max_off_policy_threshold=2 (by name) or plugins.0.every=5 (by index); in files and "
+        "overrides, a mapping is merged with the earlier one, {} clears it, and a list replaces the earlier one; "
+        "file.py:Name in an override is relative to the working directory, as all paths are",
     )
 
 

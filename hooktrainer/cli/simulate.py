@@ -1,4 +1,7 @@
-"""Predict staleness, waste and waiting in virtual time, before training; imports no torch."""
+"""Predict staleness, waste and waiting in virtual time, before training; imports no torch.
+
+The text below the table explains its columns.
+"""
 
 from __future__ import annotations
 

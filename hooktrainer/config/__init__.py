@@ -16,6 +16,7 @@ __all__ = [
     "faults",
     "fields",
     "files",
+    "origins",
     "scalars",
     "sections",
     "short_forms",

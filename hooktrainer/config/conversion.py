@@ -16,6 +16,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import attrs
@@ -210,12 +211,16 @@ def _union(value: Any, expected: Any, faults: Faults) -> Any:
         return None
     if len(arms) == 1:
         return convert(value, arms[0], faults)
+    ending = ""
     for arm in sorted(arms, key=lambda arm: arm is not type(value)):  # 5 stays an integer in `float | int`
         trial = faults.trial()
         converted = convert(value, arm, trial)
         if not trial.found:
             return converted
-    faults.add(f"expected {type_name(expected)}, found {shown(value)}{_NO_VALUE if no_value(value) else ''}")
+        if arm is Path:  # text that no other arm accepts
+            ending = trial.found[0].message.partition(shown(value))[2]
+    ending = _NO_VALUE if no_value(value) else ending
+    faults.add(f"expected {type_name(expected)}, found {shown(value)}{ending}")
     return INVALID
 
 

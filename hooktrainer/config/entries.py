@@ -14,10 +14,9 @@ from hooktrainer.config.conversion import convert, read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import init_fields
 from hooktrainer.config.scalars import INVALID, Unread
-from hooktrainer.events import Priority, snake_case
+from hooktrainer.events import PRIORITY_HINT, snake_case
 
 _RESERVED: Final = ("name", "enabled", "priority")
-_BANDS: Final = ", ".join(f"{band.name} {band.value}" for band in Priority)
 
 
 def _is_name(_instance: object, _attribute: object, value: str) -> None:
@@ -51,7 +50,7 @@ class PluginEntry:
     """Name of the instance in overrides, metrics, faults and checkpoints. Derived from `use` if left out."""
     enabled: bool = True
     """Whether the plugin is part of the run."""
-    priority: Mapping[str, int] = attrs.field(factory=dict, metadata={HINT: f"The bands are {_BANDS}."})
+    priority: Mapping[str, int] = attrs.field(factory=dict, metadata={HINT: PRIORITY_HINT})
     """Priorities by signal, or by method where the plugin has two handlers on one signal."""
     options: Mapping[str, object] = attrs.field(factory=dict)
     """Every other key."""
@@ -68,7 +67,7 @@ class PluginEntry:
         if head.get("name") is None:
             head["name"] = instance_name(use)
         if isinstance(head["name"], str):
-            faults.names[faults.address] = head["name"]
+            faults.origins.plugins[faults.address] = head["name"]
         rest: dict[str, Any] = {"use": use, "address": faults.address}
         entry = read_fields(cls, init_fields(cls), head | rest, faults, faults.address)
         if isinstance(entry, Unread):

@@ -10,6 +10,7 @@ from typing import Final
 import attrs
 
 from hooktrainer._util.imports import described
+from hooktrainer.config.origins import Origins
 from hooktrainer.config.scalars import EnvironmentText
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean, message_of
 
@@ -26,10 +27,7 @@ class Faults:
     """Returns full paths by their last key, to suggest one for a key at a wrong level; called only if needed."""
     found: list[Fault] = attrs.field(factory=list)
     absorbed: list[BaseException] = attrs.field(factory=list, repr=False)
-    overrides: dict[str, str] = attrs.field(factory=dict, repr=False)
-    """The overrides of the command line by the address that each sets."""
-    names: dict[str, str] = attrs.field(factory=dict, repr=False)
-    """The names of plugins by address."""
+    origins: Origins = attrs.field(factory=Origins, repr=False)
 
     def __len__(self) -> int:
         return len(self.found)
@@ -62,7 +60,7 @@ class Faults:
         """
         self.absorbed.append(error)
         if isinstance(error, ConfigError):
-            self.found.extend(Fault(_below(self.address, fault.address), fault.message) for fault in error.faults)
+            self.found.extend(attrs.evolve(each, address=_below(self.address, each.address)) for each in error.faults)
         elif isinstance(error, (ValueError, TypeError)):
             first = error.args[0] if error.args else ""
             self.add((first if isinstance(first, str) else message_of(error)) or type(error).__name__)
@@ -77,21 +75,9 @@ class Faults:
         if self.found:
             of_plan = {fault for error in self.absorbed if isinstance(error, PlanError) for fault in error.faults}
             raised = PlanError if of_plan.issuperset(self.found) else ConfigError
-            found = [attrs.evolve(fault, source=self._source(fault.address)) for fault in dict.fromkeys(self.found)]
+            found = map(self.origins.attributed, dict.fromkeys(self.found))
             faults = sorted(found, key=lambda fault: _place(fault.address, sections))
             raise raised(faults) from next(filter(None, map(_bug, self.absorbed)), None)
-
-    def _source(self, address: str) -> str:
-        """Return the name of the plugin at an address, and the override that sets it."""
-        plugin = re.match(r"plugins\[\d+\]", address)
-        name = self.names.get(plugin[0], "") if plugin else ""
-        is_plugin = plugin is not None and plugin[0] == address  # its handlers depend on all of its options
-        overrides = [
-            text
-            for key, text in self.overrides.items()
-            if f"{address}.".startswith((f"{key}.", f"{key}[")) or (is_plugin and key.startswith(f"{address}."))
-        ]
-        return "; ".join(filter(None, [name, *(f"override {text}" for text in overrides[-1:])]))
 
 
 def shown(value: object) -> str:

@@ -1,11 +1,13 @@
 """Read YAML files and overrides into one plain dictionary.
 
-Values of later files win. A list replaces the list of the file before it. A later file that names another task or model
-does not inherit the options of the one before. A value that cannot be read is a fault, and `INVALID` in the result.
+Values of later files win. A list replaces the list of the file before it, and an empty mapping clears one. A later file
+that names another task or model does not inherit the options of the one before. A value that cannot be read is a fault,
+and `INVALID` in the result.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +22,12 @@ from hooktrainer.errors import ConfigError, did_you_mean
 _KINDS: Final[Mapping[type, str]] = {dict: "mapping", list: "list"}
 _OWN_OPTIONS: Final = ("task", "model")
 """Sections whose options depend on `use`; engines share most of theirs."""
+_ENCODINGS: Final[Mapping[bytes, str]] = {
+    codecs.BOM_UTF32_LE: "UTF-32",  # starts with the mark of UTF-16
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 _SCALARS: Final = (str, int, float, Path, type(None))
 
 
@@ -52,7 +60,10 @@ def _read_file(path: Path, expand: Expand, faults: Faults) -> dict[str, Any]:
     data: Any = None
     before = len(faults)
     try:
-        data = read_yaml(path.read_bytes().decode("utf-8-sig"))
+        raw = path.read_bytes()
+        if encoding := next((name for mark, name in _ENCODINGS.items() if raw.startswith(mark)), None):
+            raise YamlError(f"this is {encoding} text; save the file as UTF-8")
+        data = read_yaml(raw.decode("utf-8"))
     except FileNotFoundError:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")])
         override = "" if path.suffix in {".yaml", ".yml"} else " An override is written key=value, without blanks."

@@ -3,6 +3,8 @@
 An override addresses a plugin by its instance name (`plugins.staleness.every=2`) or its index (`plugins.0.every=2`,
 `plugins[0].every=2`). An override with an unknown address is a fault and is left out.
 
+A mapping is merged with the earlier one, and an empty mapping clears it. A list or a scalar replaces the earlier value.
+
 A value in brackets, braces or quotes is YAML. Any other value is a number, a boolean, null, or the text as it is: `#`,
 `&` and `: ` have no meaning.
 """
@@ -27,24 +29,25 @@ def overridden(data: dict[str, Any], overrides: Iterable[str], expand: Expand, f
     """Return the configuration with the overrides applied in order."""
     for override in overrides:
         key, equals, text = override.partition("=")
-        here = faults.at(key)
-        faults.overrides[key] = override
+        here, before = faults.at(key), len(faults)
         if not (key and equals):
             here.add("an override is written key=value, such as trainer.total_steps=10")
         elif problem := _problem_of_key(key):
             here.add(problem)
         elif path := _path(data, re.sub(r"\[(-?\w+)\]", r".\1", key).split("."), here):
-            faults.overrides[_address(path)] = override
             value = _value(text, here)
+            faults.origins.overridden(_address(path), value, override)
             if value is not INVALID:
                 _put(data, path, value, here)
+        if len(faults) > before:
+            faults.origins.overrides[key] = override
         data = expand(data, Path(escaped(str(Path.cwd()))))  # an override may contain a short form
     return data
 
 
 def merged(earlier: Any, later: Any) -> Any:
-    """Return two values as one: mappings are merged, and anything else is replaced."""
-    if isinstance(earlier, dict) and isinstance(later, dict):
+    """Return two values as one: mappings are merged, an empty one clears, and anything else is replaced."""
+    if isinstance(earlier, dict) and isinstance(later, dict) and later:
         return earlier | {key: merged(earlier.get(key), value) for key, value in later.items()}
     return later
 
@@ -55,6 +58,8 @@ def _problem_of_key(key: str) -> str | None:
         return f"an override has no blanks around its '='; write {bare}=..."
     if key.startswith("-"):
         return f"an override has no dashes; write {bare}=..."
+    if not key.isprintable():
+        return f"the address has an invisible character: {key!a}; write it again"
     return f"an address has at most {MAX_DEPTH} levels" if key.count(".") >= MAX_DEPTH else None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
+from hooktrainer.config.file_names import path_fault
 from hooktrainer.config.yaml_text import read_scalar
 from hooktrainer.errors import did_you_mean
 
@@ -113,7 +114,8 @@ def to_path(value: Any) -> tuple[Any, str]:
     if isinstance(value, (str, Path)) and str(value) and not no_value(value):
         expanded = os.path.expanduser(value)  # noqa: PTH111 (pathlib drops the ./ of a name that starts with ~)
         if not expanded.startswith("~"):
-            return Path(expanded).absolute(), ""
+            fault = path_fault(os.path.join(os.getcwd(), expanded))  # noqa: PTH109, PTH118 (pathlib refuses some)
+            return (INVALID, f"; {fault}") if fault else (Path(expanded).absolute(), "")
         return INVALID, "; it has no home directory. Write the whole path, or ./~ for a name that starts with ~"
     return INVALID, "; write a path"
 

@@ -11,17 +11,17 @@ from attrs.validators import ge, le, lt, optional
 from hooktrainer._util.registry import HINT
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.config.entries import PluginEntry, Use
+from hooktrainer.config.faults import short
 from hooktrainer.config.fields import DEFAULT, field_type, init_fields
+from hooktrainer.config.file_names import run_name_fault
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.replay.options import ReplayOptions
 
 
 def _is_folder(_instance: object, _attribute: object, value: str) -> None:
-    if Path(value).name != value or value in {"", ".."} or "\0" in value:
-        raise ValueError(
-            f"the name of a run is the name of its directory, so it is not empty and has no '/'; found {value!r}"
-        )
+    if fault := run_name_fault(value):
+        raise ValueError(f"{fault}; found {short(value)}")
 
 
 def _is_whole_step(trainer: TrainerConfig, _attribute: object, value: int) -> None:
@@ -68,7 +68,8 @@ class TrainerConfig:
     num_warmup_batches: int = attrs.field(default=0, validator=ge(0))
     """W, the mini-batches dispatched before the first update; with 0, generation and training do not overlap."""
     intra_op_threads: int | None = attrs.field(default=None, validator=optional([ge(1), le(1024)]))
-    """Threads of one torch operation; the default of torch if left out."""
+    """CPU threads that torch uses for one operation in this process (`torch.set_num_threads`); the default of torch if
+    left out. A small number leaves cores to generation in other threads or processes."""
 
 
 @attrs.frozen(kw_only=True)

@@ -20,6 +20,7 @@ MAX_VALUES: Final = 20_000
 """Values of a configuration, where every alias and interpolation counts as a copy."""
 MAX_DEPTH: Final = 50
 """Mappings and lists inside each other."""
+BOM: Final = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _TAG: Final = "tag:yaml.org,2002:"
 _SCALARS: Final = {  # longer integers are text: Python refuses to print more than 4,300 digits
     "null": r"~|null|Null|NULL|",
@@ -73,6 +74,11 @@ class _Open:
 
 def read_yaml(text: str) -> Any:
     """Return the data of a YAML document. Raises `YamlError`."""
+    text = text.lstrip(BOM)
+    if BOM in text:
+        line = text[: text.index(BOM)].count("\n") + 1
+        rule = "there is a byte order mark (U+FEFF) here, which is invisible; it may only be the first character of"
+        raise YamlError(f"line {line}: {rule} the file, so remove it")
     try:
         _scan(text)
         return _copied(yaml.load(text, Loader=_Loader))  # noqa: S506 (a subclass of the safe loader)

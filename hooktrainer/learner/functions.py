@@ -38,14 +38,26 @@ class Functions:
         answers |= {"values"} if has_critic else set()
         tokens = ("logprobs", "proximal", "behaviour", "advantages", "mask")
         totals = ("values", "mask", "totals", "groups", *constants(max_response_length))
-        weighted = algorithm.behaviour_weight != "none"
+        takes: dict[str, tuple[Collection[str], Mapping[str, Any]]] = {
+            "adv_estimator": (answers, algorithm.adv_args),
+            "policy_loss": (tokens, algorithm.policy_loss_args),
+            "loss_agg_mode": (totals, {}),
+        }
+        if algorithm.behaviour_weight != "none":
+            takes["behaviour_weight"] = (("log_ratio", "mask"), algorithm.behaviour_weight_args)
+        bound, errors = dict[str, registry.Bound](), list[ConfigError]()
+        for key, (inputs, args) in takes.items():
+            try:
+                bound[key] = _bound(algorithm, key, inputs, args)
+            except ConfigError as error:
+                errors.append(error)
+        if errors:
+            raise ConfigError([fault for error in errors for fault in error.faults]) from errors[0]
         functions = cls(
-            advantages=_bound(algorithm, "adv_estimator", answers, algorithm.adv_args),
-            policy_loss=_bound(algorithm, "policy_loss", tokens, algorithm.policy_loss_args),
-            aggregation=_bound(algorithm, "loss_agg_mode", totals),
-            weight=_bound(algorithm, "behaviour_weight", ("log_ratio", "mask"), algorithm.behaviour_weight_args)
-            if weighted
-            else None,
+            advantages=bound["adv_estimator"],
+            policy_loss=bound["policy_loss"],
+            aggregation=bound["loss_agg_mode"],
+            weight=bound.get("behaviour_weight"),
         )
         faults = [
             *functions._unused_options(algorithm),
@@ -93,14 +105,18 @@ def constants(max_response_length: int | None) -> Mapping[str, object]:
     return {} if max_response_length is None else {"max_response_length": max_response_length}
 
 
-def _bound(
-    algorithm: AlgorithmOptions, key: str, inputs: Collection[str], args: Mapping[str, Any] | None = None
-) -> registry.Bound:
+def _bound(algorithm: AlgorithmOptions, key: str, inputs: Collection[str], args: Mapping[str, Any]) -> registry.Bound:
     section = {field.name: getattr(algorithm, field.name) for field in attrs.fields(AlgorithmOptions)}
     try:
         bound = registry.bind(section[key], registry.FUNCTIONS[key], inputs=inputs, section=section, args=args)
     except ConfigError as error:
-        raise ConfigError([*_at(f"algorithm.{key}", error)]) from error
+        faults = [
+            attrs.evolve(
+                fault, address=f"algorithm.{fault.address or key}", because=fault.because and f"algorithm.{key}"
+            )
+            for fault in error.faults
+        ]
+        raise ConfigError(faults) from error
     return attrs.evolve(bound, check=partial(result_checks.check, key, bound.name))
 
 

@@ -20,7 +20,7 @@ from hooktrainer.ports.groups import (
 )
 from hooktrainer.ports.learner import KLControl, Learner, SupportsLogprobs, SupportsSkipping, SupportsTrainable
 from hooktrainer.ports.models import Tokenizer
-from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy
+from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy, SupportsWorkerReports
 from hooktrainer.ports.rollout import RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful, step_key_fault
 from hooktrainer.ports.tasks import Answer, CharacterTask, HasFingerprint, HasSources, PromptSource, Score, Task
@@ -66,6 +66,7 @@ __all__ = [
     "SupportsLogprobs",
     "SupportsSkipping",
     "SupportsTrainable",
+    "SupportsWorkerReports",
     "Task",
     "Tokenizer",
     "Tokens",

@@ -83,6 +83,18 @@ class GroupSource(Protocol):
 
 
 @runtime_checkable
+class SupportsWorkerReports(Protocol):
+    """Optional method of a buffer, whose timeouts and reminders then name the workers that the loop waits for."""
+
+    def set_worker_report(self, report: Callable[[int | None], str]) -> None:
+        """Set the function that describes the worker of a running group, or with None all workers that are busy.
+
+        It is called by the thread that samples, with the lock of the buffer. An engine sets it in `start`.
+        """
+        ...
+
+
+@runtime_checkable
 class ReplayBuffer(GroupSource, Protocol):
     """Groups between dispatch and training: pending, running, then finished or failed."""
 

@@ -278,4 +278,5 @@ class GroupBuffer(BaseGroupSource):
         return (
             f"{counts['finished']} of {size} groups sampleable in step {step}, {len(evicted)} evicted{smallest}, "
             f"strategy {self._policy!r}; {counts['running']} running, {counts['pending']} pending{waiting}"
+            f"{self._workers()}"
         )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hooktrainer.errors import RolloutError, add_note, line_of
+from hooktrainer.errors import MAX_LINE, RolloutError, add_note, line_of, shortened
 from hooktrainer.metrics import Last, Metric
 from hooktrainer.ports import FailureReason, Group, Replacement
 from hooktrainer.replay.ledger import DropReason
@@ -39,7 +39,7 @@ class Failures:
         A failure beyond the limit is fatal. A resumed run dispatches its prompt again.
         """
         self._counts[reason] += 1
-        summary = f"group {group.number} ({group.prompt.text!r}) could not be generated ({reason})"
+        summary = f"{_named(group)} could not be generated ({reason})"
         errors = self._counts["error"]
         exceeded = errors > self._max_failed if reason == "error" else self._counts.total() - errors > self._max_lost
         if exceeded and self._fatal is None:
@@ -54,7 +54,7 @@ class Failures:
     def add_filter_error(self, group: Group, error: BaseException) -> None:
         """Record an error raised by the replay filter, which is fatal; a resumed run dispatches the prompt again."""
         if self._fatal is None:
-            add_note(error, f"raised by the replay filter for group {group.number} ({group.prompt.text!r})")
+            add_note(error, f"raised by the replay filter for {_named(group)}")
             self._fatal = error
         self._replacements.append(Replacement(group.prompt))
 
@@ -95,3 +95,7 @@ class Failures:
         self._counts = Counter(state["counts"])
         again = [Replacement(prompt) for prompt in unpack_prompts(state["prompts"])]
         self._replacements = again + [Replacement()] * state["new_prompts"]
+
+
+def _named(group: Group) -> str:
+    return f"group {group.number} ({shortened(repr(group.prompt.text), MAX_LINE)})"

@@ -29,6 +29,7 @@ class BaseGroupSource:
         self._failures = Failures(self._limits.max_failed_groups, self._limits.max_lost_groups)
         self._statistics = ReplayStatistics()
         self._filter: Callable[[Group], bool] = lambda _: True
+        self._worker_report: Callable[[int | None], str] = lambda _: ""
         self._timed_out: set[int] = set()  # numbers of groups that an engine may still hand in
         self._closed = False
         self.ledger = Ledger()
@@ -50,6 +51,11 @@ class BaseGroupSource:
         """
         with self._lock:
             self._filter = keep
+
+    def set_worker_report(self, report: Callable[[int | None], str]) -> None:
+        """Set the function that describes the worker of a running group, or with None all workers that are busy."""
+        with self._lock:
+            self._worker_report = report
 
     def count_pending(self, block: bool = False) -> int:
         """Return the number of groups that can be claimed.
@@ -138,6 +144,11 @@ class BaseGroupSource:
         self._statistics.count("handed_in_late")
         return False
 
+    def _workers(self, number: int | None = None) -> str:
+        """Return the report of the worker of a group, or of all workers that are busy, as the end of a sentence."""
+        report = self._worker_report(number)
+        return f"; {report}" if report else ""
+
     def _fail_timed_out(self) -> None:
         """Fail the running groups that were claimed longer than `group_timeout_s` ago."""
         limit = self._limits.group_timeout_s
@@ -145,6 +156,7 @@ class BaseGroupSource:
             return
         latest = self._clock.now() - limit
         for group, _ in list(itertools.takewhile(lambda running: running[1] <= latest, self._queue.running())):
-            error = RolloutError(f"group {group.number} ran longer than replay.group_timeout_s = {limit:g}")
+            late = f"group {group.number} ran longer than replay.group_timeout_s = {limit:g}"
+            error = RolloutError(f"{late}{self._workers(group.number)}")
             self.fail(group, error, "timeout")
             self._timed_out.add(group.number)

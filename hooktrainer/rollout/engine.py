@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from hooktrainer.ports import Floats, GroupSource, Prompt, ReplayBuffer, Tokens, Trajectory
+from hooktrainer.ports import Floats, GroupSource, Prompt, ReplayBuffer, SupportsWorkerReports, Tokens, Trajectory
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.statistics import RolloutStats
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from hooktrainer.ports import Weights
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer
+
+
+_MAX_GROUPS: Final = 8
+"""Groups of a worker that a message lists."""
 
 
 class Engine:
@@ -68,6 +72,12 @@ class Engine:
         """Start to generate the groups of this buffer."""
         self._buffer = buffer
         self._stopped.clear()
+        if isinstance(buffer, SupportsWorkerReports):
+            buffer.set_worker_report(self.describe_workers)
+
+    def describe_workers(self, group: int | None = None) -> str:  # noqa: ARG002 (this engine has no workers)
+        """Describe the worker that generates a group, or with None all workers that are busy."""
+        return ""
 
     def answer(self, prompts: Sequence[Prompt]) -> Sequence[Trajectory]:
         """Return one greedy, scored answer to each prompt, from the published weights."""
@@ -79,6 +89,13 @@ class Engine:
 
     def _worker_loop(self, source: GroupSource) -> WorkerLoop:
         return WorkerLoop(self._generator, source, self._stats, self._stopped, self._weights.detector.check)
+
+
+def listed_groups(numbers: Sequence[int]) -> str:
+    """Return the numbers of groups as text, the first ones only if there are many."""
+    shown = ", ".join(map(str, numbers[:_MAX_GROUPS]))
+    more = f" and {len(numbers) - _MAX_GROUPS} more" if len(numbers) > _MAX_GROUPS else ""
+    return f"group{'s' if len(numbers) > 1 else ''} {shown}{more}" if numbers else "no groups"
 
 
 def make_parts(options: SamplingOptions, config: GeneratorConfig) -> tuple[Generator, DoubleBuffer]:

@@ -36,6 +36,11 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._groups)
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the groups that are not done; may be read by other threads."""
+        return list(self._groups)
+
     def room(self) -> int:
         """Return the number of groups whose first request can start now."""
         if self._by_group:

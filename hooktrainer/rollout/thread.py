@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from hooktrainer._util.hangs import place_of_thread
+from hooktrainer._util.places import place_of_thread
 from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import HookTrainerError, RolloutError
 from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Trajectory
-from hooktrainer.rollout.engine import Engine, make_parts
+from hooktrainer.rollout.engine import Engine, listed_groups, make_parts
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import COUNT, SamplingOptions
 
 if TYPE_CHECKING:
     from hooktrainer.rollout.generation import Generator
+    from hooktrainer.rollout.worker_loop import WorkerLoop
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
 
@@ -90,6 +91,7 @@ class ThreadEngine(Engine):
         super().__init__(generator, weights)
         self._num_workers = workers
         self._workers: list[threading.Thread] = []
+        self._loops: list[WorkerLoop] = []
         self._failure: HookTrainerError | None = None
 
     def start(self, buffer: ReplayBuffer) -> None:
@@ -97,10 +99,20 @@ class ThreadEngine(Engine):
         super().start(buffer)
         source = FairSource(buffer, self._num_workers)
         for number in range(self._num_workers):
-            work = partial(self._worker_loop(source).run, block=True)
-            worker = ReportingThread(work, f"rollout-{number}", self._fail)
-            worker.start()
+            loop = self._worker_loop(source)
+            worker = ReportingThread(partial(loop.run, block=True), f"rollout-{number}", self._fail)
             self._workers.append(worker)
+            self._loops.append(loop)
+            worker.start()
+
+    def describe_workers(self, group: int | None = None) -> str:
+        """Describe the worker that generates a group, or with None all workers that have groups, with their method."""
+        workers = [(worker, loop.groups) for worker, loop in zip(self._workers, self._loops, strict=True)]
+        busy = [(worker, own) for worker, own in workers if (own if group is None else group in own)]
+        return ", ".join(
+            f"{worker.name} is in {place_of_thread(worker)}, with {listed_groups(own)}"
+            for worker, own in busy or (workers if group is None else [])
+        )
 
     def pump(self) -> None:
         """Raise the error of a worker that failed."""
@@ -119,6 +131,7 @@ class ThreadEngine(Engine):
         if self._buffer is not None:
             self._buffer.close()
         deadline = monotonic() + GRACE_S
+        self._loops.clear()
         while self._workers:
             worker = self._workers.pop()
             worker.join(max(0.0, deadline - monotonic()))

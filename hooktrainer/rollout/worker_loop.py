@@ -49,6 +49,11 @@ class WorkerLoop:
         self._scheduler = Scheduler(generator)
         self._counted_until = perf_counter()
 
+    @property
+    def groups(self) -> Sequence[int]:
+        """Numbers of the groups that it has claimed and not handed in; may be read by other threads."""
+        return self._scheduler.numbers
+
     def run(self, *, block: bool) -> None:
         """Run until the source is closed or the engine is stopped; without `block`, until no group is pending."""
         while not self._stopped.is_set():

@@ -19,15 +19,17 @@ from hooktrainer.algorithms.arguments import argument_faults
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.registry import FUNCTIONS
 from hooktrainer.bus.binding import CONFIGURED_PORTS, port_faults
+from hooktrainer.bus.disabled import Disabled
 from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.bus.plan import RESTORED, Plan
 from hooktrainer.config import Config, PluginEntry, Use
 from hooktrainer.config.conversion import convert, read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import Fields, init_fields, key_paths, option_name
+from hooktrainer.config.origins import Origins
 from hooktrainer.config.scalars import INVALID, EnvironmentText, Unread, holds
 from hooktrainer.config.sections import COMPONENTS, SECTIONS
-from hooktrainer.errors import MAX_FAULTS, ConfigError, PlanError
+from hooktrainer.errors import MAX_FAULTS, ConfigError, Fault, PlanError
 from hooktrainer.events import FitStart
 from hooktrainer.learner.options import CriticOptions
 from hooktrainer.plugin import Plugin, option_fields, port_fields
@@ -49,6 +51,8 @@ class Composition:
     """Options of the rollout engine, which `build` makes."""
     plan: Plan
     """The handlers of all plugins in running order."""
+    origins: Origins
+    """The overrides and plugins that faults name."""
     used: bool = attrs.field(default=False, init=False, repr=False)
     """Whether a trainer was built from this composition."""
     composed_from: Config
@@ -89,17 +93,18 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
         if entry is not None:
             faults.found.extend(port_faults(entry, CONFIGURED_PORTS))
             faults.found.extend([] if item.enabled else handlers_of(entry).faults)  # the plan checks the enabled ones
-    entries = [entry for item, entry in placed if item.enabled and entry is not None]
-    complete = len(readable) == len(items) and all(entry is not None for _, entry in placed)
-    plan = _plan(entries, config, faults, complete=complete)
+    built_plugins = [(item.enabled, entry) for item, entry in placed if entry is not None]
+    enabled = [entry for is_enabled, entry in built_plugins if is_enabled]
+    disabled = Disabled(tuple(entry for is_enabled, entry in built_plugins if not is_enabled))
+    plan = _plan(enabled, disabled, config, faults, complete=len(built_plugins) == len(items))
     faults.raise_if_any(SECTIONS)
     config = cast("Config", config)
-    return Composition(config=config, plan=plan, composed_from=copy.deepcopy(config), **built)
+    return Composition(config=config, plan=plan, origins=faults.origins, composed_from=copy.deepcopy(config), **built)
 
 
 def require_runnable(composition: Composition) -> None:
     """Raise `ConfigError` unless a plugin syncs the weights, and the run makes each metric that an option names."""
-    faults = Faults()
+    faults = Faults(origins=composition.origins)
     try:
         composition.plan.require_sync()
     except PlanError as error:
@@ -151,19 +156,20 @@ def _settle_variables(options: Mapping[str, object], built: object, fields: Fiel
             cast("dict[str, object]", options)[key] = str(value) if isinstance(value, Path) else copy.deepcopy(value)
 
 
-def _plan(entries: list[PlacedPlugin], config: Config | Unread, faults: Faults, *, complete: bool) -> Plan:
+def _plan(
+    enabled: list[PlacedPlugin], disabled: Disabled, config: Config | Unread, faults: Faults, *, complete: bool
+) -> Plan:
     try:
-        plan = Plan.build(entries, complete=complete)
+        plan = Plan.build(enabled, complete=complete, disabled=disabled)
     except PlanError as error:
         faults.absorb(error)
         return Plan()
     with suppress(AttributeError):  # an option that could not be read
         restores = any(RESTORED in handler.makes for handler in plan.handlers[FitStart])
         if config.run.resume != "off" and not restores:
-            text = (
-                f"{shown(str(config.run.resume))}, but no plugin restores a checkpoint. Add checkpoint to the plugins."
-            )
-            faults.at("run.resume").add(text)
+            fault = Fault("run.resume", f"{shown(str(config.run.resume))}, but no plugin restores a checkpoint.")
+            hint = " Add checkpoint to the plugins."
+            faults.found.append(disabled.lacking(fault, makes=RESTORED, otherwise=hint))
     return plan
 
 

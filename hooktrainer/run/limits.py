@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import attrs
 
 from hooktrainer._util.machine import memory_limit, thread_limit
 from hooktrainer.algorithms.options import AlgorithmOptions
+from hooktrainer.config.faults import short
 from hooktrainer.config.fields import default_of, init_fields, option_name
 from hooktrainer.config.sections import TrainerConfig
 from hooktrainer.errors import Fault
@@ -110,11 +112,15 @@ def _task_faults(model: Any, task: Any) -> Iterator[Fault]:
         )
         yield Fault("task", text)
         return
-    longest: object = task.longest_prompt
     if not isinstance(task.alphabet, str):
         yield Fault("task", f"its alphabet is of type {type(task.alphabet).__name__}, expected a text of characters")
-    if not isinstance(longest, int) or longest < 1:
-        yield Fault("task", f"its longest_prompt is {longest!r}, expected a number of tokens of at least 1")
+    elif not task.alphabet:
+        yield Fault("task", "its alphabet is empty, expected the characters of prompts and answers")
+    elif repeated := [char for char, count in Counter(task.alphabet).items() if count > 1]:
+        yield Fault("task", f"its alphabet has {', '.join(map(repr, repeated))} twice; each has one token")
+    longest: object = task.longest_prompt
+    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
+        yield Fault("task", f"its longest_prompt is {short(longest)}, expected a number of tokens of at least 1")
 
 
 def _update_faults(sizes: Sizes) -> Iterator[Fault]:

@@ -1,19 +1,24 @@
 """The metrics that the parts of a run make, and the check of options that name a metric.
 
-A part of the user may make any metric. Unless its metrics are declared, no option is refused.
+A part of the user may make any metric. Unless its metrics are declared, no option is refused, and the plan notes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
+from hooktrainer._util.registry import BUILT_IN
+from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.config import Config
+from hooktrainer.config.faults import short
+from hooktrainer.config.fields import option_name
 from hooktrainer.errors import Fault, did_you_mean
 from hooktrainer.plugin import METRIC, Plugin, option_fields
 from hooktrainer.ports import HasSources
-from hooktrainer.run.registry import PLUGINS
+from hooktrainer.run.registry import ENGINES, PLUGINS
 
 ROW: Final = "metrics.row"
 _SPREAD: Final = ("mean", "max", "min")
@@ -59,17 +64,41 @@ WITH_CRITIC: Final = (
 
 def metric_faults(config: Config, plan: Plan, task: object = None) -> Iterator[Fault]:
     """Yield a fault for each option that names a metric which no part of the run makes."""
-    made = _made(config, plan, task.sources if isinstance(task, HasSources) else ())
+    made = _made(config, plan, task)
+    for address, metric in _named(plan):
+        if not _is_in(metric, made) and not _open_parts(config, plan):
+            fault = Fault(address, f"{short(metric)} is a metric that no part of the run makes.")
+            yield plan.disabled.naming(fault, partial(_makes, metric), _remedy(metric, made))
+
+
+def unchecked_metrics(config: Config, plan: Plan, task: object = None) -> Iterator[str]:
+    """Yield a sentence for each option that names a metric which may exist, with the reason."""
+    made = _made(config, plan, task)
+    for address, metric in _named(plan):
+        prefix = next((name for name in made if name.endswith("/") and metric.startswith(name)), None)
+        if metric in made:
+            continue
+        if prefix is None:
+            reasons = _open_parts(config, plan)
+        elif prefix == _OF_OWN_LOSS and ":" in config.algorithm.policy_loss:
+            reasons = [f"algorithm.policy_loss may add any metric '{prefix}...': it is a function of your own"]
+        else:
+            reasons = [f"names '{prefix}...' are known only during the run"]
+        if reasons:
+            yield f"{address} = {short(metric)} cannot be checked: {', '.join(reasons[:_MAX_REASONS])}"
+
+
+def _named(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the address and the value of each option that names a metric."""
     for entry in plan.plugins:
         for field in option_fields(type(entry.plugin)):
             value = getattr(entry.plugin, field.name)
-            if field.metadata.get(METRIC) and value is not None and made is not None and not _is_in(value, made):
-                text = f"'{value}' is a metric that no part of the run makes.{_remedy(value, made)}"
-                yield Fault(f"{entry.address}.{field.name}", text)
+            if field.metadata.get(METRIC) and value is not None:
+                yield f"{entry.address}.{option_name(field)}", value
 
 
-def _made(config: Config, plan: Plan, sources: Sequence[str] = ()) -> Sequence[str] | None:
-    """Return the names and prefixes of all metrics of a run; None if a part may make any metric."""
+def _made(config: Config, plan: Plan, task: object) -> Sequence[str]:
+    """Return the names and prefixes of all metrics that are known to be made."""
     names = list(ALWAYS)
     if config.algorithm.kl_coeff:
         names += WITH_DIVERGENCE
@@ -78,16 +107,29 @@ def _made(config: Config, plan: Plan, sources: Sequence[str] = ()) -> Sequence[s
     if config.algorithm.proximal_policy != "bypass":
         names.append("rollout_corr/")
     loss = config.algorithm.policy_loss
-    names += [f"actor/{name}" for name in _OF_LOSSES.get(loss, ())] if ":" not in loss else ["actor/"]
+    names += [f"actor/{name}" for name in _OF_LOSSES.get(loss, ())] if ":" not in loss else [_OF_OWN_LOSS]
     if config.algorithm.clip_ratio_c is not None:
         names.append("actor/pg_clipfrac_lower")
-    adders = {handler.owner for handlers in plan.handlers.values() for handler in handlers if ROW in handler.adds}
-    if ":" in config.rollout.use or any(_declared(type(entry.plugin)) is None for entry in adders):
-        return None
     names += [name for entry in plan.plugins for name in _declared(type(entry.plugin)) or ()]
+    sources = task.sources if isinstance(task, HasSources) else ()
     scores = [name for name in (SCORE, VALIDATION_SCORE) if name in names]
     names += [f"{name.removesuffix('mean')}{source}/mean" for name in scores for source in sources]
     return [*names, *(f"data/groups/{source}" for source in sources)]
+
+
+def _open_parts(config: Config, plan: Plan) -> Sequence[str]:
+    """Return the parts of the run that may add any metric."""
+    handlers = [handler for handlers in plan.handlers.values() for handler in handlers]
+    adders = dict.fromkeys(handler.owner for handler in handlers if ROW in handler.adds)
+    own = ":" in config.rollout.use or ENGINES[config.rollout.use].distribution != BUILT_IN
+    return [
+        *(["rollout.use may add any metric: it is an engine of your own"] if own else []),
+        *(
+            f"{entry.address} ({entry.name}) may add any metric: its class has no tuple adds_metrics"
+            for entry in adders
+            if _declared(type(entry.plugin)) is None
+        ),
+    ]
 
 
 def _declared(cls: type[Plugin]) -> tuple[str, ...] | None:
@@ -96,11 +138,18 @@ def _declared(cls: type[Plugin]) -> tuple[str, ...] | None:
     return declared if isinstance(declared, tuple) else None
 
 
+_MAX_REASONS: Final = 3
+_OF_OWN_LOSS: Final = "actor/"
+"""Prefix of the metrics that a policy loss of the user may add."""
 _OF_LOSSES: Final = {"decoupled_ppo": ("behaviour_weight", "behaviour_weight_capfrac")}
 
 
 def _is_in(metric: str, names: Sequence[str]) -> bool:
     return any(metric == name or (name.endswith("/") and metric.startswith(name)) for name in names)
+
+
+def _makes(metric: str, placed: PlacedPlugin) -> bool:
+    return _is_in(metric, _declared(type(placed.plugin)) or ())
 
 
 def _remedy(metric: str, made: Sequence[str]) -> str:

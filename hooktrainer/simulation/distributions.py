@@ -111,7 +111,7 @@ def parse_distribution(text: str, kind: Kind) -> Distribution:
 def _recorded(directory: Path, kind: Kind) -> Recorded:
     path = directory / "metrics.jsonl"
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
     except OSError as error:
         raise ConfigError(f"--{kind} recorded:{directory}: {path} cannot be read ({error.strerror})") from error
     counts: dict[float, float] = {}

@@ -49,6 +49,6 @@ class Schedule:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Load a schedule that has only the saved durations."""
-        items = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        items = map(json.loads, path.read_bytes().splitlines())
         times: dict[tuple[Kind, int], float] = {(item["kind"], item["number"]): item["seconds"] for item in items}
         return cls(generate=None, train=None, sync=None, times=times)

@@ -10,7 +10,7 @@ import attrs
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.bus.plan import Plan
 from hooktrainer.config import Config
-from hooktrainer.errors import ConfigError, RunError
+from hooktrainer.errors import ConfigError, Fault, RunError
 from hooktrainer.events import FitStart
 from hooktrainer.plugin import option_fields
 from hooktrainer.rollout.options import HasSlots, HasWorkers
@@ -52,9 +52,8 @@ def sweep(
     config, rollout = composition.config, composition.rollout
     name, threshold = _threshold(composition.plan)
     if thresholds and name is None:
-        raise ConfigError(
-            f"--thresholds needs a plugin that makes '{POLICY}' and has the option {THRESHOLD}; add staleness"
-        )
+        fault = Fault("", f"--thresholds needs a plugin that makes '{POLICY}' and has the option {THRESHOLD}.")
+        raise ConfigError([composition.plan.disabled.lacking(fault, makes=POLICY, otherwise=" Add staleness.")])
     for chosen in dict.fromkeys(thresholds or (threshold,)):
         for count in dict.fromkeys(workers or (rollout.workers if isinstance(rollout, HasWorkers) else 1,)):
             groups_at_once = count * groups_per_worker(rollout)

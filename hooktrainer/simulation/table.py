@@ -26,9 +26,12 @@ _COLUMNS: Final[Mapping[str, Callable[[Outcome], str]]] = {
 }
 _SETTING: Final = ("T", "workers", "at once")
 LEGEND: Final = """\
-S: staleness of trained groups, 1 is fresh; age: S - 1. dropped: share of groups that were not trained; wasted: their
-share of the generation time. length bias: mean length of trained over generated groups. limit: seconds per step if the
-slower of engine and learner never waited (their sum if they do not overlap); of limit: limit over s/step."""
+T: max_off_policy_threshold of the staleness plugin. workers: rollout workers; at once: groups that they generate at the
+same time. S: staleness of trained groups, 1 is fresh; S mean, p99, max: its mean, 99th percentile and maximum; age: S
+mean - 1. dropped: share of groups that were not trained; wasted: their share of the generation time. length bias: mean
+length of trained over generated groups, 1 is unbiased. learner idle: share of the time in which the learner waited;
+engine idle: mean share of free slots of the engine. s/step: seconds per step; limit: seconds per step if the slower of
+engine and learner never waited (their sum if they do not overlap); of limit: limit over s/step."""
 
 
 def as_text(rows: Iterable[Row]) -> str:

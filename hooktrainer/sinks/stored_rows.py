@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -19,10 +20,13 @@ class StoredRow:
     """The line as strict JSON, with its line feed."""
     strict: bool = True
     """False if the line in the file has NaN or infinities, which are not valid JSON."""
+    marked: bool = False
+    """Whether the line in the file starts with a byte order mark."""
 
     @classmethod
     def of(cls, line: bytes) -> StoredRow:
         """Parse a line. Raise `ValueError` if it is not a row."""
+        line, marked = line.removeprefix(codecs.BOM_UTF8), line.startswith(codecs.BOM_UTF8)
         constants: list[str] = []
         try:
             row = json.loads(line, parse_constant=constants.append)
@@ -31,7 +35,8 @@ class StoredRow:
             raise ValueError(f"it has no step ({error!r})") from error
         if type(step) is not int or step < 1:
             raise ValueError(f"its step is {constants[0] if step is None and constants else step!r}")
-        return cls(step, f"{json.dumps(row)}\n".encode() if constants else line, strict=not constants)
+        text = f"{json.dumps(row)}\n".encode() if constants else line
+        return cls(step, text, strict=not constants, marked=marked)
 
 
 @attrs.define
@@ -46,10 +51,12 @@ class StoredRows:
         steps = [row.step for row in self.rows]
         repeated = {at for at, count in Counter(steps).items() if count > 1 and at <= step}
         late = {b for a, b in pairwise(steps) if b < a and b <= step}
+        marked = {row.step for row in self.rows if row.step <= step and row.marked}
         nonfinite = {row.step for row in self.rows if row.step <= step and not row.strict}
         found = {
             "occurred more than once, and the last one is kept": repeated,
             "followed a later step and was moved": late,
+            "had a byte order mark, which was removed": marked,
             "had NaN or infinite values, which are null now": nonfinite,
         }
         return ", ".join(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import logging
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 import numpy as np
 
-from hooktrainer.errors import CheckpointError, ConfigError, Fault, RunError
+from hooktrainer._util.imports import described
+from hooktrainer.errors import CheckpointError, ConfigError, Fault, RunError, add_note
 from hooktrainer.metrics import Metric, Sum
 from hooktrainer.ports import Example, HasFingerprint, Prompt, Task, Tokenizer
 
@@ -51,7 +53,8 @@ class _Position:
     epoch: int
     place: int
     """Number of examples of this epoch up to this one, those left out included."""
-    prompt: Prompt
+    prompt: Prompt | ConfigError
+    """The error of a prompt that cannot be used, which is raised when the prompt is taken."""
 
 
 class TaskPrompts:
@@ -77,6 +80,9 @@ class TaskPrompts:
     def require(self, count: int) -> None:
         """Raise `ConfigError` unless there are `count` training prompts that can be used; none is taken."""
         self._ahead += itertools.islice(self._stream, count - len(self._ahead))
+        for position in self._ahead:
+            if isinstance(position.prompt, ConfigError):
+                raise position.prompt
         if len(self._ahead) < count:
             found = f"{len(self._ahead)} training prompts are fewer than trainer.ppo_mini_batch_size = {count}"
             left_out = f" ({self._filtered} more are longer than rollout.max_prompt_length)" if self._filtered else ""
@@ -93,13 +99,15 @@ class TaskPrompts:
 
         Raises `RunError` for a prompt that cannot be used.
         """
-        try:
-            found = self._ahead + list(itertools.islice(self._stream, max(0, count + 1 - len(self._ahead))))
-        except ConfigError as error:
-            raise RunError(str(error)) from None
-        taken, self._ahead = found[:count], found[count:]
-        self._taken = taken[-1] if taken else self._taken
-        return tuple(position.prompt for position in taken)
+        found = self._ahead + list(itertools.islice(self._stream, max(0, count + 1 - len(self._ahead))))
+        self._ahead = found[count:]
+        taken = []
+        for position in found[:count]:
+            if isinstance(position.prompt, ConfigError):
+                raise RunError(str(position.prompt)) from position.prompt.__cause__
+            self._taken = position
+            taken.append(position.prompt)
+        return tuple(taken)
 
     def heldout(self, count: int) -> Sequence[Prompt]:
         """Return the first `count` held-out prompts, always the same ones; fewer if the task has fewer.
@@ -107,7 +115,7 @@ class TaskPrompts:
         Prompts that are too long are treated as those of training. Raises `ConfigError` for a prompt that cannot be
         used.
         """
-        examples = itertools.islice(_iterated(self._task.heldout(count), "heldout"), count)
+        examples = itertools.islice(_read(lambda: self._task.heldout(count), "heldout"), count)
         named = [(example, f"held-out prompt {number}") for number, example in enumerate(examples, start=1)]
         found = [self._prompt(example, name) for example, name in named]
         prompts = tuple(prompt for prompt in found if prompt is not None)
@@ -129,7 +137,7 @@ class TaskPrompts:
         data = self._fingerprint()
         if (taken := self._taken) is None:
             return {"epoch": 0, "place": 0, "last": None, "data": data}
-        return {"epoch": taken.epoch, "place": taken.place, "last": taken.prompt.text, "data": data}
+        return {"epoch": taken.epoch, "place": taken.place, "last": _text(taken), "data": data}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the position. Raises `CheckpointError` if the data changed, or has another prompt there."""
@@ -142,8 +150,8 @@ class TaskPrompts:
         if place:
             self._seek(epoch, place - 1)
             found = self._ahead[0] if self._ahead else None
-            if found is None or (found.epoch, found.place, found.prompt.text) != (epoch, place, last):
-                now = None if found is None or found.epoch != epoch else found.prompt.text
+            if found is None or (found.epoch, found.place, _text(found)) != (epoch, place, last):
+                now = None if found is None or found.epoch != epoch else _text(found)
                 raise CheckpointError(
                     f"prompt {place} of epoch {epoch + 1} was {reprlib.repr(last)} when the checkpoint was made, and "
                     f"is {reprlib.repr(now)} now: the task, its options or the seed changed. Resume with the same "
@@ -165,23 +173,36 @@ class TaskPrompts:
         filtered = 0
         for epoch in range(first, self._total_epochs):
             place = skipped
-            examples = _iterated(self._task.train(_epoch_seed(self._seed, epoch)), "train")
-            for place, example in enumerate(_without_first(examples, skipped), skipped + 1):
-                prompt = self._prompt(example, f"training prompt {place} of epoch {epoch + 1}")
-                if prompt is not None:
-                    filtered = 0
-                    yield _Position(epoch, place, prompt)
-                    continue
-                self._filtered += 1
-                filtered += 1
+            examples = _read(partial(self._task.train, _epoch_seed(self._seed, epoch)), "train", skipped)
+            for place, example in enumerate(examples, skipped + 1):
+                prompt = self._prompt_or_error(example, f"training prompt {place} of epoch {epoch + 1}")
+                filtered = filtered + 1 if prompt is None else 0
                 if filtered == _MAX_FILTERED:
-                    raise ConfigError([Fault("task", self._unsuitable(example))])
+                    prompt = ConfigError([Fault("task", self._unsuitable(example))])
+                if prompt is not None:
+                    yield _Position(epoch, place, prompt)
+                if isinstance(prompt, ConfigError):
+                    return
+                self._filtered += prompt is None
             if not place:
                 return  # later epochs would be empty, too
             skipped = 0
 
+    def _prompt_or_error(self, example: object, name: str) -> Prompt | ConfigError | None:
+        try:
+            return self._prompt(example, name)
+        except ConfigError as error:
+            return error
+
     def _prompt(self, example: object, name: str) -> Prompt | None:
-        """Return the tokenized prompt of an example; None to leave it out. Raises `ConfigError` if it is unusable."""
+        """Return the tokenized prompt of an example; None to leave it out. Raises `ConfigError` if it is unusable.
+
+        `example` is an exception if the task raised one in its place.
+        """
+        if isinstance(example, ConfigError):
+            raise example
+        if isinstance(example, Exception):
+            raise ConfigError([Fault("task", f"{name} could not be read: {described(example)}")]) from example
         if not isinstance(example, Example):
             found = f"{name} is {reprlib.repr(example)} ({type(example).__name__})"
             raise ConfigError([Fault("task", f"{found}, expected an Example of hooktrainer.ports")])
@@ -207,6 +228,26 @@ def _is_prompt(prompt: object) -> bool:
     if isinstance(prompt, str):
         return True
     return isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt) and bool(prompt)
+
+
+def _text(position: _Position) -> str | None:
+    return position.prompt.text if isinstance(position.prompt, Prompt) else None
+
+
+def _read(method: Callable[[], object], name: str, skipped: int = 0) -> Iterator[Any]:
+    """Yield the examples that a method of a task returns; an exception that it raises is the last item."""
+    number = skipped + 1
+    try:
+        for example in _without_first(_iterated(method(), name), skipped):
+            yield example
+            number += 1
+    except GeneratorExit:
+        raise
+    except Exception as error:  # noqa: BLE001 (any error of a task)
+        yield error
+    except BaseException as error:
+        add_note(error, f"raised by {name} of the task for prompt {number}")
+        raise
 
 
 def _iterated(found: object, method: str) -> Iterable[Any]:

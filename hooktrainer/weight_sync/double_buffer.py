@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
+from hooktrainer._util.places import places_of_threads
 from hooktrainer.errors import SyncError, did_you_mean
 from hooktrainer.models.lora import without_adapters
 from hooktrainer.models.policy import full_state
@@ -84,13 +85,16 @@ class ModulePair:
         def awaited() -> str:
             return f"{', '.join(sorted(set(self._readers[index])))} to finish answers that started two versions ago"
 
+        def places() -> str:
+            return places_of_threads(set(self._readers[index]))
+
         with self._changed:
             seconds = self._sync_timeout_s
-            if wait_until(self._changed, lambda: not self._readers[index], seconds, awaited):
+            if wait_until(self._changed, lambda: not self._readers[index], seconds, lambda: f"{awaited()}; {places()}"):
                 return
             raise SyncError(
                 f"waited {seconds:g} s (rollout.sync_timeout_s) for {awaited()}. Either a `score` never returns, or "
-                "answers take that long: then raise rollout.sync_timeout_s"
+                f"answers take that long: then raise rollout.sync_timeout_s; {places()}"
             )
 
     def limit_waits(self) -> None:

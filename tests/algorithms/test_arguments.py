@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,24 @@ def loss(logprobs, proximal, advantages, mask, *, sharpness: float = 1.0):
 
 def needs(logprobs, valuess):
     return logprobs
+
+def demands(logprobs, sharpness):
+    return logprobs
+
+def discounts(logprobs, gamma):
+    return logprobs
+
+def advantages(rewards, *, scale: float):
+    return rewards
+
+def critical(rewards, values):
+    return rewards
+
+def aggregate(values, power):
+    return values.mean()
+
+def weight(log_ratio, mask, *, high: float = 2.0):
+    return log_ratio
 """
 
 
@@ -103,9 +122,37 @@ def needs(logprobs, valuess):
         (["policy_loss={file}:los"], "algorithm.policy_loss: {file} has no function 'los'. Did you mean 'loss'?"),
         (
             ["policy_loss={file}:loss", "policy_loss_args={y: 2}"],
-            "algorithm.policy_loss: unknown argument 'y'; '{file}:loss' takes sharpness.",
+            "algorithm.policy_loss_args.y: unknown argument 'y'; '{file}:loss' takes sharpness.",
         ),
-        (["policy_loss={file}:needs"], "algorithm.policy_loss: '{file}:needs' requires 'valuess'"),
+        (["policy_loss={file}:needs"], "algorithm.policy_loss_args.valuess: '{file}:needs' requires 'valuess'"),
+        (
+            ["policy_loss={file}:loss", "policy_loss_args={sharpness: much}"],
+            "algorithm.policy_loss_args.sharpness: 'sharpness' of '{file}:loss' must be of type float, found 'much'",
+        ),
+        (
+            ["policy_loss={file}:loss", "policy_loss_args={mask: 1}"],
+            "algorithm.policy_loss_args.mask: 'mask' is an input of '{file}:loss' that the learner provides",
+        ),
+        (
+            ["policy_loss={file}:loss", "policy_loss_args.entropy_coeff=1"],
+            "algorithm.policy_loss_args.entropy_coeff: 'entropy_coeff' is a key of the algorithm section itself",
+        ),
+        (
+            ["policy_loss={file}:demands", "policy_loss_args={shrpness: 1}"],
+            "unknown argument 'shrpness'; '{file}:demands' takes sharpness. Did you mean 'sharpness'?",
+        ),
+        (["policy_loss={file}:discounts"], "algorithm.gamma: '{file}:discounts' requires 'gamma' and has no default"),
+        (
+            ["adv_estimator={file}:advantages", "adv_args={scale: 1, mode: 3}"],
+            "algorithm.adv_args.mode: unknown argument 'mode'",
+        ),
+        (["adv_estimator={file}:critical"], "algorithm.adv_estimator: '{file}:critical' requires 'values', which a "),
+        (["adv_estimator={file}:advantages"], "algorithm.adv_args.scale: '{file}:advantages' requires 'scale'"),
+        (["loss_agg_mode={file}:aggregate"], "algorithm.loss_agg_mode: '{file}:aggregate' requires 'power'"),
+        (
+            ["behaviour_weight={file}:weight", "behaviour_weight_low=0.5", "proximal_policy=recompute"],
+            "algorithm.behaviour_weight_low: unknown argument 'low'; '{file}:weight' takes high.",
+        ),
         (["adv_estimator={file}:los"], "algorithm.adv_estimator: {file} has no function 'los'"),
         (["loss_agg_mode={file}:los"], "algorithm.loss_agg_mode: {file} has no function 'los'"),
         (["policy_loss={file}:loss", "adv_args={x: 1}"], "algorithm.adv_args.x: unknown argument 'x'"),
@@ -132,3 +179,47 @@ def test_plan_accepts_a_function_of_the_user_with_its_argument(tmp_path: Path) -
     clip = ["algorithm.clip_ratio_low=null", "algorithm.clip_ratio_high=null"]
     loss = [f"algorithm.policy_loss={file}:loss", "algorithm.policy_loss_args={sharpness: 2}"]
     assert main(["plan", QUICKSTART, *clip, *loss]) == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        (["policy_loss={file}:demands"], "policy_loss={file}:demands"),
+        (["policy_loss={file}:demands", "policy_loss_args={}"], "policy_loss={file}:demands"),
+        (["policy_loss={file}:loss", "policy_loss_args.y=2"], "policy_loss_args.y=2"),
+        (["policy_loss={file}:loss", "policy_loss_args={y: 2}", "adv_args={}"], "policy_loss_args={y: 2}"),
+    ],
+)
+def test_a_fault_of_an_argument_names_the_override_that_caused_it(
+    tmp_path: Path, overrides: list[str], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my_losses.py"
+    file.write_text(LOSS)
+    clip = ["algorithm.clip_ratio_low=null", "algorithm.clip_ratio_high=null"]
+    given = [f"algorithm.{override.replace('{file}', str(file))}" for override in overrides]
+    assert main(["plan", QUICKSTART, *clip, *given]) == 2
+    heading, line = capsys.readouterr().err.splitlines()
+    assert heading == "1 fault on the command line:"
+    assert f"(override algorithm.{cause.replace('{file}', str(file))}): " in line
+
+
+def test_faults_of_several_functions_of_the_user_are_shown_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my_losses.py"
+    file.write_text(LOSS)
+    path = tmp_path / "run.yaml"
+    text = Path(QUICKSTART).read_text()
+    algorithm = (
+        f"algorithm: {{adv_estimator: {file}:advantages, policy_loss: {file}:loss, "
+        f"policy_loss_args: {{x: 1, sharpness: much}}, loss_agg_mode: {file}:aggregate}}"
+    )
+    path.write_text(re.sub("^algorithm: .*$", algorithm, text, flags=re.MULTILINE))
+    assert main(["plan", str(path)]) == 2
+    addresses = [line.split(": ")[0].strip() for line in capsys.readouterr().err.splitlines()[1:]]
+    assert addresses == [
+        "algorithm.adv_args.scale",
+        "algorithm.policy_loss_args.x",
+        "algorithm.policy_loss_args.sharpness",
+        "algorithm.loss_agg_mode",
+    ]

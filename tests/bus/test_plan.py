@@ -61,6 +61,12 @@ def faults_of(*plugins: Plugin | PlacedPlugin) -> str:
     return str(caught.value)
 
 
+BAND_HINT = (
+    "Write a number such as 350, or Priority.SYNC + 50 in Python. The bands are PREPARE 100, COLLECT 200, SYNC 300, "
+    "EVALUATE 400, REDUCE 500, REPORT 600, SAVE 700, CLEANUP 800."
+)
+
+
 @attrs.define
 class Recorder(Plugin):
     @on(StepEnd, priority=Priority.REPORT)
@@ -146,7 +152,20 @@ class TestPriorityFromYaml:
 
     @pytest.mark.parametrize("number", ["300", 300.0, True, None, 99, -1])
     def test_priority_below_100_or_not_an_integer_is_a_fault(self, number: object) -> None:
-        assert "priority" in faults_of(*entries(WeightSync(), weight_sync={"sync": number}))
+        text = faults_of(*entries(WeightSync(), weight_sync={"sync": number}))
+        assert "priority" in text
+        assert text.endswith(BAND_HINT)
+
+    @pytest.mark.parametrize("number", ["SYNC", 350.5, None, 99, StepEnd])
+    def test_priority_of_a_handler_that_is_not_in_a_band_shows_how_to_write_one(self, number: object) -> None:
+        @attrs.define
+        class Odd(Plugin):
+            @on(StepEnd, priority=number)
+            def handle(self, event: StepEnd) -> None: ...
+
+        text = faults_of(Odd())
+        assert "Odd.handle has the priority " in text
+        assert text.endswith(BAND_HINT)
 
 
 @attrs.define

@@ -356,3 +356,44 @@ def test_plugins_shows_what_each_kind_of_class_requires(tmp_path: Path, capsys: 
 def test_the_name_of_a_run_is_shown_as_optional(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "run"]) == 0
     assert "name: str = the name of the first YAML file\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "address", "override"),
+    [
+        (["task.use=sort_digts"], "task", "task.use=sort_digts"),
+        (["task={use: sort_digts}"], "task", "task={use: sort_digts}"),
+        (["rollout.use=inlin"], "rollout", "rollout.use=inlin"),
+        (["seed=x", "seed=y"], "seed", "seed=y"),
+        (["trainer.total_steps=x", "trainer={total_steps: y}"], "trainer.total_steps", "trainer={total_steps: y}"),
+        (["plugins.4.sinks=[consol]"], "plugins[4].sinks[0]", "log_after_collect; override plugins.4.sinks=[consol]"),
+    ],
+)
+def test_a_fault_of_an_override_is_on_the_command_line(
+    overrides: list[str], address: str, override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", QUICKSTART, *overrides]) == 2
+    heading, line = capsys.readouterr().err.splitlines()
+    assert heading == "1 fault on the command line:"
+    assert line.startswith(f"  {address} ({override if '; ' in override else f'override {override}'}): ")
+
+
+def test_a_fault_of_the_file_is_not_attributed_to_an_override_of_another_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(Path(QUICKSTART).read_text().replace("entropy_coeff: 0.1", "entropy_coeff: x"))
+    assert main(["plan", str(path), "algorithm={gamma: 0.5}", "optim={lr: 1e-4}"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert f"in {path}" in lines[0]
+    assert "  algorithm.entropy_coeff: expected float, found 'x' (str)" in lines
+
+
+@pytest.mark.parametrize("number", ["SYNC", "Priority.SYNC + 50", "99", "350.0", "true"])
+def test_a_priority_that_is_no_number_of_a_band_shows_how_to_write_one(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", QUICKSTART, f"plugins.weight_sync.priority.step_end={number}"]) == 2
+    _, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("  plugins[1].priority.step_end (weight_sync; override ")
+    assert "Write a number such as 350, or Priority.SYNC + 50 in Python. The bands are PREPARE 100, COLLECT " in line

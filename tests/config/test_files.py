@@ -204,3 +204,48 @@ def test_later_file_that_names_a_task_discards_its_options_but_engines_keep_thei
     config = load_config(first, same)
     assert (config.task.use, config.task.options) == ("sort_digits", {"digits": 3, "size": 9})
     assert config.rollout.options == {"n": 4}
+
+
+BOM = "\N{ZERO WIDTH NO-BREAK SPACE}"
+
+
+@pytest.mark.parametrize("text", [BOM + PLUGINS, BOM + "# a comment\n" + PLUGINS, BOM + BOM + PLUGINS])
+def test_a_byte_order_mark_at_the_start_of_a_file_is_accepted(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, text) == load(tmp_path, PLUGINS)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (PLUGINS + BOM + "seed: 1\n", 8),
+        (PLUGINS + BOM, 8),
+        (PLUGINS.replace("use: inline", f"use: {BOM}inline"), 4),
+        (PLUGINS.replace("model: decoder", f"model: decoder{BOM}"), 3),
+        ("# first\n" + BOM + "seed: 1\n", 2),
+    ],
+)
+def test_a_byte_order_mark_inside_of_a_file_is_a_fault_with_its_line(tmp_path: Path, text: str, line: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    path = tmp_path / "run.yaml"
+    rule = (
+        "there is a byte order mark (U+FEFF) here, which is invisible; it may only be the first character of the file"
+    )
+    assert str(caught.value) == f"{path}: line {line}: {rule}, so remove it"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-le", "utf-16-be"])
+def test_a_file_in_another_encoding_is_named_with_its_encoding(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "run.yaml"
+    mark = "" if encoding in {"utf-16", "utf-32"} else BOM
+    path.write_bytes((mark + PLUGINS).encode(encoding))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"{path}: this is {encoding[:6].upper()} text; save the file as UTF-8"
+
+
+def test_an_invisible_character_in_an_override_is_shown(tmp_path: Path) -> None:
+    for override in (f"{BOM}seed=1", "seed\u200b=1"):
+        (message,) = faults(tmp_path, PLUGINS, override)
+        assert "the address has an invisible character" in message
+        assert ("'\\ufeffseed'" if BOM in override else "'seed\\u200b'") in message

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.config_yaml import BASE, PLUGINS, PROBE, faults, load
+from helpers.config_yaml import BASE, PLUGINS, PROBE, faults, load, written
+from hooktrainer.cli import main
+from hooktrainer.run.loading import load_config
 
 NAMES = [
     "exp #3",
@@ -96,3 +98,76 @@ def test_an_override_with_a_mapping_adds_to_the_one_that_is_there(tmp_path: Path
 def test_an_override_reaches_an_engine_that_the_file_only_names(tmp_path: Path) -> None:
     text = PLUGINS.replace("rollout: {use: inline, n: 2}", "rollout: thread")
     assert load(tmp_path, text, "rollout.n=2", "rollout.workers=2").rollout.options == {"n": 2, "workers": 2}
+
+
+ALGORITHM = (
+    "algorithm: {adv_args: {epsilon: 0.1}, rejection: {token_k2: 4.0, seq_sum_k3: 2.0}, proximal_policy: recompute}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rejection"),
+    [
+        ([], {"token_k2": 4.0, "seq_sum_k3": 2.0}),
+        (["algorithm.rejection={}"], {}),
+        (["algorithm={rejection: {}}"], {}),
+        (["algorithm.rejection={token_k2: 1.0}"], {"token_k2": 1.0, "seq_sum_k3": 2.0}),
+        (["algorithm.rejection={}", "algorithm.rejection.token_k2=1.0"], {"token_k2": 1.0}),
+        (["algorithm.rejection.token_k2=1.0", "algorithm.rejection={}"], {}),
+        (["algorithm.rejection=null"], {}),
+        (["algorithm={}"], {}),
+    ],
+)
+def test_a_mapping_is_merged_and_an_empty_one_clears(
+    tmp_path: Path, overrides: list[str], rejection: dict[str, float]
+) -> None:
+    algorithm = load(tmp_path, PLUGINS + ALGORITHM, *overrides).algorithm
+    assert algorithm.rejection == rejection
+    assert algorithm.adv_args == ({} if "algorithm={}" in overrides else {"epsilon": 0.1})
+
+
+@pytest.mark.parametrize("empty", ["{policy_loss_args: {}, adv_args: {}}", "{}"])
+def test_an_empty_mapping_of_a_later_file_clears_the_earlier_one(tmp_path: Path, empty: str) -> None:
+    first = written(tmp_path, PLUGINS + "algorithm: {adv_args: {epsilon: 0.1}}\n", "a.yaml")
+    second = written(tmp_path, f"algorithm: {empty}\n", "b.yaml")
+    assert load_config(first, second).algorithm.adv_args == {}
+
+
+def test_an_empty_mapping_clears_the_priorities_of_a_plugin(tmp_path: Path) -> None:
+    text = BASE + "plugins: [metric_aggregation, weight_sync, {use: log_after_collect, priority: {step_end: 650}}]\n"
+    assert load(tmp_path, text, "plugins.log_after_collect.priority={}").plugins[2].priority == {}
+
+
+SINKS = BASE + "plugins: [metric_aggregation, weight_sync, {use: log_after_collect, sinks: ['missing.py:S']}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "base"),
+    [
+        (BASE + "plugins: [weight_sync, {use: 'missing.py:KL'}]\n", [], "configs"),
+        (BASE + "plugins: [weight_sync, {use: 'sub/missing.py:KL'}]\n", [], "configs/sub"),
+        (PLUGINS, ["plugins.0.use=missing.py:KL"], "."),
+        (PLUGINS, ["task.use=missing.py:KL"], "."),
+        (PLUGINS, ["algorithm.policy_loss=missing.py:loss"], "."),
+        (SINKS, [], "configs"),
+    ],
+)
+def test_a_file_that_is_missing_is_shown_with_the_rule_for_relative_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, overrides: list[str], base: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (found,) = faults(tmp_path / "configs", text, *overrides)
+    path = (tmp_path / base / "missing.py").resolve()
+    rule = (
+        "A relative file in YAML is relative to the YAML file; in an override or a command, to the working directory."
+    )
+    assert f"there is no file {path}. {rule}" in found
+
+
+def test_help_describes_how_overrides_are_merged(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "a mapping is merged with the earlier one, {} clears it, and a list replaces the earlier one" in text
+    assert "file.py:Name in an override is relative to the working directory, as all paths are" in text

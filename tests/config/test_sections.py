@@ -1,5 +1,6 @@
 import copy
 import functools
+import json
 import math
 import operator
 import warnings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from helpers.config_yaml import BASE, PLUGINS, PROBE, TWO, faults, load, written
 from hooktrainer.errors import ConfigError, Fault
+from hooktrainer.run.directory import RunDirectory
 from hooktrainer.run.loading import ConfigWarning, config_from_mapping, dump, load_config
 
 # Sections and what must fit together
@@ -160,3 +162,67 @@ def test_arbitrary_values_load_or_report_each_fault_once(odd: list[tuple[tuple, 
     except ConfigError as error:
         faults = error.faults
     assert len(set(faults)) == len(faults)
+
+
+LONG = "é" * 121
+NAMES = {
+    "a" * 300: "has at most 240 bytes, found 300",
+    LONG: "has at most 240 bytes, found 242",
+    "a" * 241: "has at most 240 bytes, found 241",
+    "a\0b": "is not empty and has no '/'",
+    "a/b": "is not empty and has no '/'",
+    "": "is not empty and has no '/'",
+    ".": "is not empty and has no '/'",
+    "..": "is not empty and has no '/'",
+    "a.": "does not start or end with a dot",
+    "...": "does not start or end with a dot",
+    ".a.lock": "does not start or end with a dot",
+    "a\n": "has no line breaks or other control characters",
+    "a\rb": "has no line breaks or other control characters",
+    "a\u2028b": "has no line breaks or other control characters",
+    "a\x1b[31mb": "has no line breaks or other control characters",
+    "a\x7f": "has no line breaks or other control characters",
+}
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name)[:20])
+def test_a_name_of_a_run_that_no_directory_can_have_is_refused_by_the_plan(tmp_path: Path, name: str) -> None:
+    (message,) = faults(tmp_path, PLUGINS, f"run.name={json.dumps(name)}")
+    assert message.startswith("run.name: the name of a run is the name of its directory, ")
+    assert NAMES[name] in message
+    assert len(message) < 700
+
+
+def test_a_name_of_the_longest_allowed_length_can_be_run_twice(tmp_path: Path) -> None:
+    name = "é" * 120
+    for _ in range(2):
+        RunDirectory(tmp_path / name, {"config.yaml": ""}).release()
+    config = load(tmp_path, PLUGINS, f"run.name={name}")
+    assert config.run.name == name
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [name, f"{name}.1"]
+
+
+def test_a_long_name_of_a_yaml_file_is_refused_as_the_name_of_the_run(tmp_path: Path) -> None:
+    path = tmp_path / f"{'a' * 245}.yaml"
+    path.write_text(PLUGINS)
+    with pytest.raises(ConfigError, match="run.name: .* has at most 240 bytes, found 245"):
+        load_config(path)
+    assert load_config(path, overrides=["run.name=a"]).run.name == "a"
+
+
+@pytest.mark.parametrize("option", ["run.dir", "run.resume"])
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("a\0b", "; a path has no zero byte"),
+        ("a" * 300, "; the name of a file or directory has at most 255 bytes, found 300"),
+        (f"x/{LONG}aaaaaaaaaaaaaaaa/y", "; the name of a file or directory has at most 255 bytes, found 258"),
+        ("a/" * 3000, "; a path has at most 4095 bytes, found "),
+    ],
+)
+def test_a_path_that_no_file_can_have_is_refused_by_the_plan(
+    tmp_path: Path, option: str, path: str, message: str
+) -> None:
+    (found,) = faults(tmp_path, PLUGINS, f"{option}={json.dumps(path)}")
+    assert found.startswith(f"{option}: expected ")
+    assert message in found

@@ -329,5 +329,5 @@ class TestFaults:
             composition_of(config_from_mapping({**named, "trainer": sizes}))
 
     def test_unknown_argument_of_an_estimator_is_refused_with_its_key(self) -> None:
-        with pytest.raises(ConfigError, match=r"algorithm.adv_estimator: unknown argument 'epsilom'.*'epsilon'"):
+        with pytest.raises(ConfigError, match=r"algorithm.adv_args.epsilom: unknown argument 'epsilom'.*'epsilon'"):
             learner(build(), adv_args={"epsilom": 1e-4})

@@ -7,10 +7,7 @@ import json
 import logging
 import os
 import pickle
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -322,38 +319,6 @@ class TestEnds:
         began = time.monotonic()
         engine.close()
         assert time.monotonic() - began < 2
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("forks", [False, True])
-    def test_no_worker_outlives_a_killed_engine(self, *, forks: bool) -> None:
-        script = (
-            "import os, time, multiprocessing\n"
-            "from helpers import rollouts\n"
-            "from hooktrainer.rollout.process.engine import ProcessOptions\n"
-            "if __name__ == '__main__':\n"
-            "    engine = ProcessOptions(n=2, max_response_length=6).build(rollouts.generator_config())\n"
-            "    rollouts.publish(engine, 0)\n"
-            "    queue = rollouts.Queue(rollouts.groups(4))\n"
-            "    engine.start(queue)\n"
-            "    queue.wait_for(4)\n"
-            "    children = multiprocessing.active_children()\n"
-            f"    forked = [os.fork()] if {forks} else [1]\n"
-            "    if forked[0]:\n"
-            "        print(*(child.pid for child in children), *forked, flush=True)\n"
-            "    time.sleep(60)\n"
-        )
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) as parent:
-            assert parent.stdout is not None
-            *pids, forked = map(int, parent.stdout.readline().split())
-            children = [os.pidfd_open(pid) for pid in pids]
-            parent.kill()
-        assert len(children) == 2
-        for child in children:
-            assert select.select([child], [], [], 30)[0]
-            os.close(child)
-        if forks:
-            os.kill(forked, signal.SIGKILL)
 
 
 @attrs.define(kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hooktrainer.cli import main
+from hooktrainer.tasks.prompts import _epoch_seed
 
 RUN = """
 task: {use: "odd.py:Odd"}
@@ -132,6 +133,101 @@ def test_held_out_data_that_cannot_be_used_is_refused_before_the_first_step(
     assert code == 2
     assert f"\n  {message}" in err
     assert "0 steps complete" in err
+
+
+def line_of(code: str) -> str:
+    """Return the place of a line of the task."""
+    lines = Path("odd.py").read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, start=1) if code in line]
+    return f"({Path('odd.py').absolute()}, line {number})"
+
+
+@pytest.mark.parametrize(
+    ("train", "message", "code"),
+    [
+        ("raise ValueError('boom')", "training prompt 1 of epoch 1 could not be read: ValueError: boom", "boom"),
+        (
+            f"yield {ONE}\n        yield {ONE}\n        {{}}['text']",
+            "training prompt 3 of epoch 1 could not be read: KeyError: 'text'",
+            "['text']",
+        ),
+        (
+            "import json\n        yield json.loads('{')",
+            "training prompt 1 of epoch 1 could not be read: JSONDecodeError: Expecting property name",
+            "json.loads",
+        ),
+        (
+            "yield Example('1>', {'truth': '1'})\n        raise StopIteration",
+            "training prompt 2 of epoch 1 could not be read: RuntimeError: generator raised StopIteration",
+            "raise StopIteration",
+        ),
+        (
+            "yield Example('1>', {'truth': '1'})\n        1 / (seed - seed)",
+            "training prompt 2 of epoch 1 could not be read: ZeroDivisionError: division by zero",
+            "1 / (seed",
+        ),
+        ("open('no_such_file.txt')", "training prompt 1 of epoch 1 could not be read: FileNotFoundError: ", "no_such"),
+    ],
+)
+def test_an_error_of_train_before_the_run_is_a_fault_with_the_prompt_and_the_line(
+    train: str, message: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, err = fit(capsys, train=train)
+    assert ended == 2
+    _, line = err.splitlines()
+    assert line.startswith(f"  task: {message}")
+    assert line.endswith(line_of(code))
+    assert not Path("runs").exists()
+
+
+def test_an_error_of_train_during_the_run_names_the_prompt_and_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    train = "for number in range(1000): yield Example('1>', {'truth': str(1 / (number - 199))})"
+    ended, err = fit(capsys, train=train)
+    assert ended == 1
+    assert "24 steps complete" in err
+    text = "task: training prompt 200 of epoch 1 could not be read: ZeroDivisionError: division by zero"
+    assert err.rstrip().endswith(f"RunError: {text} {line_of('number - 199')}")
+
+
+def test_an_error_of_train_in_a_later_epoch_names_the_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    train = "for number in range(8):\n            if seed != EPOCH1 and number == 3: raise ValueError('later')\n"
+    train += "            yield Example('1>', {'truth': '1'})"
+    seed = _epoch_seed(0, 0)
+    ended, err = fit(capsys, "trainer.total_epochs=3", train=train.replace("EPOCH1", str(seed)))
+    assert ended == 1
+    assert "RunError: task: training prompt 4 of epoch 2 could not be read: ValueError: later" in err
+
+
+@pytest.mark.parametrize(
+    ("heldout", "message", "code"),
+    [
+        ("raise ValueError('boom')", "held-out prompt 1 could not be read: ValueError: boom", "boom"),
+        (
+            "yield Example('1>', {'truth': '1'})\n        {}['text']",
+            "held-out prompt 2 could not be read: KeyError: 'text'",
+            "['text']",
+        ),
+        (
+            "return [Example('1>', {'truth': '1'})] * int('many')",
+            "held-out prompt 1 could not be read: ValueError: invalid",
+            "many",
+        ),
+    ],
+)
+def test_an_error_of_heldout_is_a_fault_with_the_prompt_and_the_line(
+    heldout: str, message: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, err = fit(capsys, "plugins.weight_sync.canary=false", heldout=heldout)
+    assert ended == 2
+    (line,) = [line for line in err.splitlines() if line.startswith("  task: ")]
+    assert line.startswith(f"  task: {message}")
+    assert line.endswith(line_of(code))
+
+
+def test_a_task_that_exits_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    ended, err = fit(capsys, train="yield Example('1>', {'truth': '1'})\n        exit(3)")
+    assert ended == 3
+    assert "raised by train of the task for prompt 2" in err
 
 
 def test_more_held_out_prompts_than_are_asked_for_are_no_fault(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,14 @@ def test_a_number_of_a_thousand_digits_is_refused(capsys: pytest.CaptureFixture[
         ("longest_prompt = '7'", "task: its longest_prompt is '7', expected a number of tokens of at least 1"),
         ("longest_prompt = 0", "task: its longest_prompt is 0, expected a number of tokens of at least 1"),
         ("alphabet = ['0', '1']", "task: its alphabet is of type list, expected a text of characters"),
+        ("alphabet = ''", "task: its alphabet is empty, expected the characters of prompts and answers"),
+        ("alphabet = '0121>'", "task: its alphabet has '1' twice; each has one token"),
+        ("alphabet = '00112345>'", "task: its alphabet has '0', '1' twice; each has one token"),
+        ("alphabet = '012\\n\\n'", "task: its alphabet has '\\n' twice; each has one token"),
+        ("longest_prompt = True", "task: its longest_prompt is True, expected a number of tokens of at least 1"),
+        ("longest_prompt = False", "task: its longest_prompt is False, expected a number of tokens of at least 1"),
+        ("longest_prompt = 7.0", "task: its longest_prompt is 7.0, expected a number of tokens of at least 1"),
+        ("longest_prompt = None", "task: its longest_prompt is None, expected a number of tokens of at least 1"),
     ],
 )
 def test_properties_of_a_task_of_the_wrong_type_are_refused(
@@ -106,7 +114,7 @@ def test_properties_of_a_task_of_the_wrong_type_are_refused(
         f"@attrs.frozen(kw_only=True)\nclass Odd(SortDigits):\n    {body}\n"
     )
     assert main(["plan", QUICKSTART, f"task.use={tmp_path}/odd.py:Odd"]) == 2
-    assert capsys.readouterr().err.splitlines()[1:] == [f"  {message}"]
+    assert without_sources(capsys.readouterr().err).splitlines()[1:] == [f"  {message}"]
 
 
 def test_a_long_run_is_no_fault() -> None:

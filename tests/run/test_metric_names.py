@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.fault_texts import without_sources
 from hooktrainer import build_trainer, load_config
 from hooktrainer.cli import main
 from hooktrainer.run.composition import composition_of
@@ -32,13 +33,14 @@ PLUGIN_LIST = "metric_aggregation, weight_sync, staleness, validation, log_after
 )
 def test_a_metric_that_no_part_makes_is_refused(plugins: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", QUICKSTART, f"plugins=[{PLUGIN_LIST}, {plugins}]"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in without_sources(capsys.readouterr().err)
 
 
 def test_the_score_of_validation_requires_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     plugins = "metric_aggregation, weight_sync, {use: checkpoint, keep_best: val/score/mean}"
     assert main(["plan", QUICKSTART, f"plugins=[{plugins}]"]) == 2
-    line = capsys.readouterr().err.splitlines()[1]
+    heading, line = without_sources(capsys.readouterr().err).splitlines()
+    assert heading == "1 fault on the command line:"
     text = "'val/score/mean' is a metric that no part of the run makes. Add validation to the plugins."
     assert line == f"  plugins[2].keep_best: {text}"
     assert main(["fit", QUICKSTART, f"plugins=[{plugins}]"]) == 2
@@ -86,7 +88,8 @@ def test_every_metric_of_a_run_is_known(tmp_path: Path, name: str) -> None:
         f"plugins: [{plugins}, {more}]\nrun: {{dir: {tmp_path}/runs}}\n"
     )
     config = load_config(tmp_path / "run.yaml", overrides=ALL[name])
-    made = _made(config, composition_of(config).plan)
+    composition = composition_of(config)
+    made = _made(config, composition.plan, composition.task)
     assert made is not None
     build_trainer(config).fit()
     rows = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -105,3 +108,84 @@ def _source(cls: type) -> str:
     import inspect
 
     return str(inspect.getsourcefile(cls))
+
+
+MINE = """
+import attrs
+from hooktrainer import Plugin, on
+from hooktrainer.algorithms.policy_losses import ppo_clip
+from hooktrainer.events import StepEnd
+from hooktrainer.rollout.inline import InlineOptions
+from hooktrainer_plugins.validation import Validation
+
+
+@attrs.define(kw_only=True)
+class Mine(Plugin):
+    @on(StepEnd, adds=["metrics.row"])
+    def add(self, event):
+        event.record.add({"my/metric": 1.0})
+
+
+@attrs.define(kw_only=True)
+class Derived(Validation):
+    pass
+
+
+@attrs.define(kw_only=True)
+class Listed(Mine):
+    adds_metrics = ["my/metric"]
+
+
+@attrs.frozen(kw_only=True)
+class Engine(InlineOptions):
+    pass
+
+
+def loss(logprobs, proximal, advantages, mask):
+    return ppo_clip(logprobs, proximal, advantages, mask)
+"""
+
+
+@pytest.mark.parametrize(
+    ("plugins", "overrides", "reasons"),
+    [
+        ("FILE:Mine, {use: kl_guard, metric: x/y}", [], "plugins[5] (mine) {ANY}"),
+        ("FILE:Listed, {use: kl_guard, metric: x/y}", [], "plugins[5] (listed) {ANY}"),
+        ("FILE:Derived, {use: kl_guard, metric: x/y}", [], "plugins[5] (derived) {ANY}"),
+        (
+            "FILE:Mine, {use: kl_guard, metric: x/y}",
+            ["rollout={use: FILE:Engine}"],
+            "rollout.use may add any metric: it is an engine of your own",
+        ),
+        (
+            "watchdog, {use: checkpoint, keep_best: actor/ppokl}",
+            ["algorithm={policy_loss: FILE:loss, clip_ratio_low: null, clip_ratio_high: null}"],
+            "algorithm.policy_loss may add any metric 'actor/...': it is a function of your own",
+        ),
+        ("watchdog, {use: kl_guard, metric: training/off_policy/x}", [], "names 'training/off_policy/...' {LATER}"),
+        ("watchdog, {use: kl_guard, metric: timing_s/hook/x}", [], "names 'timing_s/hook/...' {LATER}"),
+    ],
+)  # fmt: skip
+def test_plan_notes_a_metric_that_cannot_be_checked(
+    tmp_path: Path, plugins: str, overrides: list[str], reasons: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    given = [f"plugins=[{PLUGIN_LIST}, {plugins}]", *overrides]
+    assert main(["plan", QUICKSTART, *[text.replace("FILE:", f"{file}:") for text in given]]) == 0
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    option = "keep_best" if "keep_best" in plugins else "metric"
+    assert line.startswith(f"note: plugins[6].{option} = '")
+    assert " cannot be checked: " in line
+    any_metric = "may add any metric: its class has no tuple adds_metrics"
+    assert reasons.format(ANY=any_metric, LATER="are known only during the run") in line
+    assert "note" not in out
+
+
+def test_plan_notes_nothing_about_a_metric_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    plugins = f"'{file}:Mine', kl_guard, {{use: checkpoint, keep_best: val/score/mean}}"
+    assert main(["plan", QUICKSTART, f"plugins=[{PLUGIN_LIST}, {plugins}]"]) == 0
+    assert capsys.readouterr().err == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,11 @@ class TestDistributions:
         rng = np.random.default_rng(0)
         assert np.mean([found["generate"].draw(rng) == 0.5 for _ in range(4000)]) == pytest.approx(0.75, abs=0.02)
 
+    def test_recorded_times_are_read_behind_a_byte_order_mark(self, tmp_path: Path) -> None:
+        rows = "\N{ZERO WIDTH NO-BREAK SPACE}" + '{"step": 1, "timing_s/weight_sync": 0.25}\n'
+        written(tmp_path, rows, "metrics.jsonl")
+        assert parse_distribution(f"recorded:{tmp_path}", "sync") == Recorded((0.25,), (1.0,))
+
     def test_recorded_run_without_times_is_refused(self, tmp_path: Path) -> None:
         written(tmp_path, '{"step": 1, "timing_s/update_actor": 1.0}\n', "metrics.jsonl")
 
@@ -190,6 +196,14 @@ class TestCommand:
         assert [row.split()[:3] for row in rows[:4]] == [[t, w, a] for t in "24" for w, a in (("1", "2"), ("3", "6"))]
         assert len({len(row) for row in (titles, *rows[:4])}) == 1
         assert "S: staleness of trained groups, 1 is fresh" in out
+
+    def test_every_column_of_the_table_is_explained_below_it(self, run) -> None:
+        _, out, _ = run(SYNCED + STALE, "--steps=2")
+
+        _, _, titles, _, _, *legend = out.splitlines()
+        explained = re.findall(r"(?:^|[.;,] )([^.;:]+):", " ".join(legend))
+        names = {name for text in explained for name in text.split(", ")}
+        assert set(re.split(r"\s\s+", titles.strip().replace("workers at", "workers  at"))) <= names
 
     def test_simulate_prints_json(self, run) -> None:
         code, out, _ = run(SYNCED + PACED, "--generate=8", "--train=0.5", "--sync=0.5", "--steps=50", "--json")

@@ -213,6 +213,27 @@ class TestRewind:
         sink.write(6, {})
         assert steps(tmp_path) == [*kept, 6]
 
+    @pytest.mark.parametrize(
+        ("marked", "named"), [([1], "row 1 had a byte order mark"), ([1, 2, 4], "rows 1-2, 4 had a byte order mark")]
+    )
+    def test_a_byte_order_mark_before_a_row_is_removed_and_logged(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, marked: list[int], named: str
+    ) -> None:
+        bom = "\N{ZERO WIDTH NO-BREAK SPACE}"
+        text = "".join((bom if step in marked else "") + lines(step) for step in range(1, 6))
+        sink = opened(tmp_path, text)
+        assert sink.last_step == 5
+        assert sink.rewind(4) == [5]
+        assert sink.path.read_text() == lines(1, 2, 3, 4)
+        assert (tmp_path / "metrics.jsonl.set_aside").read_text() == text
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert named in message
+
+    def test_a_row_is_written_after_one_with_a_byte_order_mark(self, tmp_path: Path) -> None:
+        sink = opened(tmp_path, "\N{ZERO WIDTH NO-BREAK SPACE}" + lines(1))
+        sink.write(2, {})
+        assert sink.last_step == 2
+
     def test_a_second_repair_keeps_the_file_of_the_first(self, tmp_path: Path) -> None:
         for number in (1, 2):
             opened(tmp_path, lines(number, number)).rewind(2)

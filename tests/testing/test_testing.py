@@ -433,6 +433,7 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.SupportsLogprobs: FakeLearner(),
         port_types.SupportsSkipping: FakeLearner(),
         port_types.SupportsTrainable: AdapterLearner(),
+        port_types.SupportsWorkerReports: FakeBuffer(),
         port_types.Task: FakeTask(),
         port_types.Tokenizer: CharTokenizer("ab"),
         port_types.WeightHolder: FakeEngine(),

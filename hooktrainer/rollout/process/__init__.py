@@ -9,6 +9,7 @@ __all__ = [
     "inbox",
     "main_module",
     "messages",
+    "orphans",
     "pool",
     "process_exit",
     "shared_memory",

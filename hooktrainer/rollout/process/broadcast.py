@@ -56,7 +56,8 @@ class Broadcast:
             return [worker for worker in asked if ticket in worker.tickets]
 
         def awaited() -> str:
-            return f"{', '.join(map(str, behind()))} to {task}"
+            states = ", ".join(f"{worker} {worker.state}" for worker in behind())
+            return f"{', '.join(map(str, behind()))} to {task}; {states}"
 
         with self._changed:
             done = wait_until(
@@ -72,7 +73,7 @@ class Broadcast:
         for worker in late:
             limit = "" if self.undoing else " (rollout.sync_timeout_s)"
             groups = f", with groups {', '.join(map(str, worker.groups))} in flight" if worker.groups else ""
-            _LOG.warning("%s %s%s%s; sending SIGKILL", worker, fault, limit, groups)
+            _LOG.warning("%s %s%s%s; sending SIGKILL; it %s", worker, fault, limit, groups, worker.state)
         with self._changed:
             for worker in late:
                 worker.ready = False

@@ -74,6 +74,10 @@ class ProcessEngine(Engine):
         super().start(buffer)
         self._pool.start(buffer)
 
+    def describe_workers(self, group: int | None = None) -> str:
+        """Describe the worker that generates a group, or with None all workers that have groups."""
+        return self._pool.describe_workers(group)
+
     def pump(self) -> None:
         """Raise the error that ended generation, such as a worker that died too often."""
         self._pool.raise_if_failed()

@@ -10,20 +10,20 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from hooktrainer._util.forks import HANDLED
 from hooktrainer.ports import Floats, Group
 from hooktrainer.rollout.process.inbox import Inbox
 from hooktrainer.rollout.process.messages import Capacity, PackedError
-from hooktrainer.rollout.process.process_exit import ProcessExit
+from hooktrainer.rollout.process.orphans import SPAWN, WorkerProcess
+from hooktrainer.rollout.process.process_exit import ProcessExit, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_SPAWN: Final = get_context("spawn")  # a fork would copy locks held by other threads
 
 
 class WorkerHandle:
@@ -42,14 +42,14 @@ class WorkerHandle:
         """Tickets of requests that it has not acknowledged."""
         self.scores: Floats | PackedError | None = None
         """Its reply to the last `Score`."""
-        self.connection, theirs = _SPAWN.Pipe()
-        self.process: Final = _SPAWN.Process(
+        self.connection, theirs = SPAWN.Pipe()
+        self.process: Final = WorkerProcess(
             target=main, args=(theirs, os.getpid(), config, sets), name=f"rollout-{number}", daemon=True
         )
         self.capacity = Capacity(0, 0)
         """The capacity that it reported last."""
-        self._engine: Final = os.getpid()
         self._given = 0
+        self._last_request: tuple[str, float] | None = None
         self._inbox = Inbox(self.connection)
         self._sending = threading.Lock()
         resource_tracker.ensure_running()  # here, since it unblocks signals when it starts
@@ -63,6 +63,19 @@ class WorkerHandle:
 
     def __str__(self) -> str:
         return self._name
+
+    @property
+    def state(self) -> str:
+        """Whether its process is running or stopped, as the end of a sentence."""
+        return f"is {state_of(self._pid)}" if self.ready else f"is {state_of(self._pid)} and not ready yet"
+
+    @property
+    def last_request(self) -> str:
+        """The last message that was sent to it, and the time since then."""
+        if self._last_request is None:
+            return "nothing was requested from it"
+        name, sent = self._last_request
+        return f"its last request was {name}, {monotonic() - sent:.0f} s ago"
 
     @property
     def free_capacity(self) -> int:
@@ -79,6 +92,7 @@ class WorkerHandle:
         if not self._sending.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
             return False
         try:
+            self._last_request = (type(message).__name__, monotonic())
             if seconds is not None and not self._is_writable(seconds):
                 return False
             with suppress(OSError):
@@ -117,7 +131,8 @@ class WorkerHandle:
     def exit_description(self) -> str:
         """Describe how its process ended."""
         self.process.join()
-        code = self.process.exitcode or 0
+        if (code := self.process.exitcode) is None:
+            return "has ended, and other code of this process has read its exit code"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"returned early, with exit code {code}"
 
     @property
@@ -141,18 +156,12 @@ class WorkerHandle:
 
     def kill(self) -> None:
         """Send SIGKILL to the process, and to all processes that it started."""
-        if os.getpid() == self._engine:  # not in a copy of the engine's process that exits
-            self._kill_group()
-            self.process.kill()
-
-    def _kill_group(self) -> None:
-        """Kill the processes that it started, except those with a session of their own."""
-        with suppress(ProcessLookupError, PermissionError):  # there is none, or it runs as another user
-            os.killpg(self._pid, signal.SIGKILL)
+        self._exit.kill(group=True)
+        self._exit.kill()  # it may not have joined its group yet
 
     def sever(self) -> None:
-        """Kill what a dead worker has left running, and wake threads that are sending to it."""
-        self._kill_group()
+        """Kill processes that a dead worker has started, and wake threads that are sending to it."""
+        self._exit.kill(group=True)  # those with a session of their own are not in the group
         self._shut_down(socket.SHUT_RDWR)  # what has arrived can still be read
 
     def close(self) -> None:
@@ -161,7 +170,8 @@ class WorkerHandle:
         self.sever()
         self.process.join()
         self._disconnect()
-        self.process.close()
+        with suppress(ValueError):  # user code has reaped it, which `multiprocessing` does not notice
+            self.process.close()
 
     def _disconnect(self) -> None:
         with self._sending:  # not while a thread that `sever` has woken still uses the connection

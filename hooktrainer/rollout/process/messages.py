@@ -130,6 +130,14 @@ class WorkerFailed:
     thread: str
 
 
+@attrs.frozen
+class Abandoned:
+    """From a worker that ends: its generating thread has not returned, and this is the method that it is in."""
+
+    thread: str
+    place: str
+
+
 class RemoteTraceback(Exception):  # noqa: N818 - it is the cause of another error
     """The traceback of an exception in another process, as text."""
 

@@ -14,9 +14,11 @@ from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import HookTrainerError, RolloutError, line_of
 from hooktrainer.metrics import Sum
 from hooktrainer.ports import Floats, Group, ReplayBuffer, Tokens
+from hooktrainer.rollout.engine import listed_groups
 from hooktrainer.rollout.process.broadcast import Broadcast
 from hooktrainer.rollout.process.handle import WorkerHandle
 from hooktrainer.rollout.process.messages import (
+    Abandoned,
     Acknowledged,
     Capacity,
     Generate,
@@ -114,6 +116,15 @@ class WorkerPool:
                 scores.append(worker.scores)
         return scores
 
+    def describe_workers(self, group: int | None) -> str:
+        """Describe the worker of a group, or with None all workers that have groups; takes no lock."""
+        workers = [(worker, list(worker.groups)) for worker in list(self._workers)]
+        busy = [(worker, own) for worker, own in workers if (own if group is None else group in own)]
+        chosen = busy or (workers if group is None else [])
+        return ", ".join(
+            f"{worker} {worker.state}, with {listed_groups(own)}; {worker.last_request}" for worker, own in chosen
+        )
+
     def resume(self) -> None:
         """Return once every worker starts requests again."""
         self._paused = False
@@ -204,6 +215,9 @@ class WorkerPool:
             case WorkerFailed(error, thread):
                 cause = error.unpack()
                 raise RolloutError(f"{worker} cannot continue: its thread {thread} failed: {line_of(cause)}") from cause
+            case Abandoned(thread, place):
+                groups = listed_groups(list(worker.groups))
+                _LOG.warning("%s was ended with %s in flight; its thread %s is in %s", worker, groups, thread, place)
             case GroupFailed(number, error, reason):
                 buffer.fail(worker.groups.pop(number), error.unpack(), reason)
             case _:

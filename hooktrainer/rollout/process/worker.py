@@ -8,10 +8,9 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from time import sleep
 from typing import Final
 
 import torch
@@ -19,10 +18,12 @@ from torch import Tensor
 
 from hooktrainer._util.copies import exit_copy
 from hooktrainer._util.forks import call_in_forks
+from hooktrainer._util.places import place_of_thread
 from hooktrainer._util.threads import ReportingThread
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generation import Generator
 from hooktrainer.rollout.process.messages import (
+    Abandoned,
     Acknowledged,
     Capacity,
     Generate,
@@ -38,22 +39,18 @@ from hooktrainer.rollout.process.messages import (
     WorkerFailed,
     unpack,
 )
+from hooktrainer.rollout.process.orphans import GRACE_S, end_with
 from hooktrainer.rollout.process.shared_memory import use_tensors
 from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.rollout.worker_loop import WorkerLoop
 from hooktrainer.weight_sync.double_buffer import ModulePair
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
-EXIT_GRACE_S: Final = 1.0
-"""Seconds that the generating thread has to return before the process exits."""
-_ORPHAN_CHECK_S: Final = 0.5
-"""Seconds between two checks that the engine is alive."""
-
 
 def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tensor]) -> None:
     """Run a worker until the engine, the process `engine`, closes the connection or dies."""
     source = RemoteGroupSource(connection)
-    _end_with(engine, source.report)
+    end_with(engine, source.report)
     # Neither blocked nor ignored: processes that a task starts would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     call_in_forks(lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
@@ -70,28 +67,6 @@ def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tens
             worker.handle(connection.recv())
     except (EOFError, OSError):
         worker.stop()
-
-
-def _end_with(engine: int, on_failure: Callable[[BaseException], None]) -> None:
-    """End this process, and those that it starts, with the process `engine`.
-
-    A process that the engine forked may hold the other end of the connection open.
-    """
-    worker = os.getpid()
-    os.setpgid(0, 0)  # the engine kills this group when the worker is dead
-
-    def kill_orphans() -> None:
-        if os.getpid() == worker and os.getppid() != engine:
-            os.killpg(worker, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == engine:
-            sleep(_ORPHAN_CHECK_S)
-        sleep(EXIT_GRACE_S)
-        kill_orphans()
-
-    atexit.register(kill_orphans)  # first, so that it is called last
-    ReportingThread(watch, "orphan-check", on_failure).start()
 
 
 class RemoteGroupSource:
@@ -221,8 +196,9 @@ class Worker:
         self._stopped.set()
         self._source.close()
         self._modules.resume()
-        self._thread.join(EXIT_GRACE_S)
+        self._thread.join(GRACE_S)
         if self._thread.is_alive():
+            self._source.send(Abandoned(self._thread.name, place_of_thread(self._thread)))
             os._exit(0)
 
     def _release(self, ticket: int, index: int) -> None:
