@@ -165,8 +165,9 @@ def test_missing_data_is_no_fault_while_a_plugin_entry_is_faulty(tmp_path: Path)
 def test_priority_by_band_name_is_a_fault_that_lists_the_bands(tmp_path: Path) -> None:
     (found,) = faults(tmp_path, PLUGINS, "plugins.weight_sync.priority={step_end: SYNC}")
     assert found == (
-        "plugins[1].priority.step_end: expected int, found 'SYNC' (str). The bands are PREPARE 100, COLLECT 200, "
-        "SYNC 300, EVALUATE 400, REDUCE 500, REPORT 600, SAVE 700, CLEANUP 800."
+        "plugins[1].priority.step_end: expected int, found 'SYNC' (str). Write a number such as 350, or Priority.SYNC "
+        "+ 50 in Python. The bands are PREPARE 100, COLLECT 200, SYNC 300, EVALUATE 400, REDUCE 500, REPORT 600, "
+        "SAVE 700, CLEANUP 800."
     )
 
 
