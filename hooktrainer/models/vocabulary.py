@@ -15,8 +15,7 @@ from hooktrainer.models.policy import in_eval_mode
 def check_vocabulary(model: nn.Module, vocab_size: int) -> None:
     """Raise `ConfigError` unless the model reads every token and returns one logit for each.
 
-    A model may have more tokens for alignment, if its `padded_vocab_size` says so. The model processes the last token
-    of the vocabulary.
+    A model with `padded_vocab_size` has that many tokens. The model processes the last token of the vocabulary.
     """
     with in_eval_mode(model):
         predicted = _predicted(model, vocab_size - 1)

@@ -279,7 +279,12 @@ def test_worker_that_fails_in_its_third_rollout_ends_fit_within_two_seconds_and_
     trainer = build_trainer(config_from_mapping(mapping))
     (ends,) = [entry.plugin for entry in trainer.bus.plan.plugins if entry.name == "ends"]
     buffer = trainer.ports.buffer
-    owner = {"score": SortDigits, "trajectories": trainer.ports.engine._generator, "finish": buffer}[method]
+    owner = {
+        "score": SortDigits,
+        "grade": SortDigits,
+        "trajectories": trainer.ports.engine._generator,
+        "finish": buffer,
+    }[method]
     real, calls, since = getattr(owner, method), itertools.count(1), list[float]()
 
     def third(*arguments: object) -> object:
