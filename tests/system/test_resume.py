@@ -162,7 +162,10 @@ def test_resuming_into_another_run_leaves_the_first_run_unchanged() -> None:
     [
         (["run.resume=atuo"], "there is nothing at"),
         (["run.resume=atuo"], "Did you mean 'auto'?"),
-        ([RESUME, "plugins.checkpoint.enabled=false"], "Add checkpoint to the plugins"),
+        (
+            [RESUME, "plugins.checkpoint.enabled=false"],
+            "checkpoint is configured but disabled: set plugins[5].enabled to",
+        ),
         (["run.resume=5"], "It is off, auto, or the path of a checkpoint"),
     ],
 )
