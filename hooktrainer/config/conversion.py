@@ -77,11 +77,9 @@ def _read_component(cls: type[T], part: attrs.Attribute[Any], data: object, faul
     except ConfigError as error:
         faults.at("use").absorb(error)
         return INVALID
-    fields = init_fields(made)
-    theirs = {option_name(field) for field in fields}
     own = {option_name(field) for field in init_fields(cls)} - {option_name(part)}
-    options = {key: value for key, value in data.items() if key in theirs or key not in own | {"use"}}
-    built = read_fields(made, fields, options, faults, data["use"])
+    theirs = (data.keys() - own - {"use"}) | {option_name(field) for field in init_fields(made)}
+    built = read_fields(made, init_fields(made), {key: data[key] for key in data if key in theirs}, faults, data["use"])
     rest = {key: data[key] for key in own if key in data}
     return read_fields(cls, init_fields(cls), {**rest, option_name(part): built}, faults, data["use"])
 

@@ -5,6 +5,7 @@ The comments are invisible when the page is shown, and stand directly above a bl
 * `<!-- run: KEY=VALUE ... -->` runs the `fit` commands of the block with these overrides. Without it, `fit` is checked
   as `plan`, and its output is not compared.
 * `<!-- exit: 2 -->` expects this exit code of every command of the block.
+* `<!-- file: NAME -->` writes the block to a file of that name.
 
 A block of Python or YAML whose first line is `# NAME.py` or `# NAME.yaml` is also written to a file of that name.
 """
@@ -25,7 +26,7 @@ _FOLDERS = ("hooktrainer", "plugins")
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)``` *$", re.DOTALL | re.MULTILINE
 )
-_COMMENT = re.compile(r"<!-- (run|exit): (.*?) -->")
+_COMMENT = re.compile(r"<!-- (run|exit|file): (.*?) -->")
 _FILE_NAME = re.compile(r"# ([\w/-]+\.(?:py|yaml))\n")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"(?<![\w./-])(?:configs|examples|hooktrainer|plugins|tests)/[\w./-]*[\w/]")
@@ -43,13 +44,17 @@ class Block:
     overrides: tuple[str, ...] | None = None
     """Overrides for `fit`; None to check it as `plan`."""
     exit_code: int = 0
+    file: str | None = None
+    """Name of the file that the comment above asks for."""
 
     def __str__(self) -> str:
         return f"{named(self.path)}:{self.line}"
 
     @property
     def file_name(self) -> str | None:
-        """Name of the file that the first line asks for."""
+        """Name of the file that the comment above, or the first line, asks for."""
+        if self.file is not None:
+            return self.file
         found = _FILE_NAME.match(self.text)
         return found[1] if found else None
 
@@ -81,7 +86,8 @@ def blocks(path: Path, *languages: str) -> list[Block]:
         if match["language"] in languages:
             overrides = tuple(shlex.split(comments["run"])) if "run" in comments else None
             line = text.count("\n", 0, match.start("text")) + 1
-            found.append(Block(path, match["language"], match["text"], line, overrides, int(comments.get("exit", 0))))
+            options = (overrides, int(comments.get("exit", 0)), comments.get("file"))
+            found.append(Block(path, match["language"], match["text"], line, *options))
     return found
 
 
@@ -161,7 +167,7 @@ def fill(folder: Path, path: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
     for example in (ROOT / "examples").glob("*.py"):
         shutil.copy(example, folder)
-    for block in blocks(path, "python", "yaml"):
+    for block in blocks(path, "python", "yaml", "json"):
         if block.file_name:
             (folder / block.file_name).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file_name).write_text(block.text)

@@ -416,11 +416,22 @@ class ComputedWeights(dict):
         return {}
 
 
+class StoredTask(FakeTask):
+    """A task of several files."""
+
+    sources = ("a", "b")
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"a": "1", "b": "2"}
+
+
 def test_every_port_has_a_fake_that_implements_it() -> None:
     fakes = {
         port_types.CheckpointStore: FakeCheckpointStore(),
         port_types.CharacterTask: FakeTask(),
         port_types.Clock: ManualClock(),
+        port_types.HasFingerprint: StoredTask(),
+        port_types.HasSources: StoredTask(),
         port_types.KLControl: FakeKLControl(),
         port_types.Learner: FakeLearner(),
         port_types.PromptSource: FakePrompts(),
