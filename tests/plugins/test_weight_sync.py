@@ -143,15 +143,24 @@ def test_learner_without_logprobs_is_accepted_without_the_canary() -> None:
     assert "weight_sync/canary_error" not in bus.row
 
 
-def test_canary_without_a_held_out_prompt_is_an_error() -> None:
+def test_canary_of_a_task_without_held_out_prompts_has_tokens_of_every_vocabulary() -> None:
+    asked: list[list[int]] = []
+
     class NoneHeldOut(FakePrompts):
         def heldout(self, count: int) -> list[object]:
             return []
 
-    plugin = weight_sync(FakeTransport())
+    class Listening(FakeLearner):
+        def logprobs(self, tokens: np.ndarray) -> np.ndarray:
+            asked.append(tokens.tolist())
+            return super().logprobs(tokens)
+
+    plugin = weight_sync(FakeTransport(), learner=Listening())
     plugin.prompts = NoneHeldOut()
-    with pytest.raises(SyncError, match="the canary requires a held-out prompt"):
-        FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=1)
+    bus = FakeBus(plugin, provides=["metrics.row"])
+    bus.fire(StepEnd, step=1)
+    assert bus.row["weight_sync/canary_error"] == 0.0
+    assert set(asked[0]) == {0, 1}
 
 
 def test_canary_uses_the_start_of_the_first_held_out_prompt() -> None:
