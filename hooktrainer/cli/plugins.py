@@ -66,7 +66,7 @@ def _places_of(requested: str) -> list[tuple[str, str]]:
 
 
 def _group_of(requested: str) -> str:
-    """Return the group of the class in a module or file. Raise `ConfigError` if it fits none."""
+    """Return the group of the class in a module or file. Raises `ConfigError` if it fits none."""
     from hooktrainer.run.registry import KINDS
 
     refused: dict[str, ConfigError] = {}
