@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from hooktrainer._util.copies import copies_ended
+from hooktrainer._util.forks import Original
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.errors import RolloutError
 from hooktrainer.models.policy import Policy, full_state
@@ -105,7 +105,7 @@ class Generator:
         )
 
     def _score(self, prompt: Prompt, text: str) -> float:
-        with copies_ended():
+        with Original().without_copies():
             score: object = self._task.score(prompt.truth, text)
         if not isinstance(score, (Real, np.bool_)) or not -SCORE_TOLERANCE <= float(score) <= 1.0 + SCORE_TOLERANCE:
             raise RolloutError(
