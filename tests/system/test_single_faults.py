@@ -213,7 +213,7 @@ CASES = {
     ),
     "a process that `score` forked outlives its worker": task("fork", "nothing", "process", TEN, named=SILENT),
     "a process that `score` forked outlives its worker, and the run is interrupted": task(
-        "fork", "nothing", "process", named="resume with run.resume=auto"
+        "fork", "nothing", "process", named="terminated"
     ),
     "a checkpoint cannot be written": Case(
         text=config(plugins=[SAVING, "{use: 'disk.py:Disk', hangs: false}"]), named="the checkpoint of step 1"
