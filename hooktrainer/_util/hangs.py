@@ -69,6 +69,10 @@ class Watched(Protocol):
         """Interrupt this part on the main thread, unless it ended in the meantime."""
         ...
 
+    def wake(self) -> None:
+        """Let the main thread handle a signal that has not reached it."""
+        ...
+
     def fail(self, error: BaseException) -> None:
         """End the run: the thread has failed, so no hanging part would be interrupted."""
         ...
@@ -131,7 +135,7 @@ class HangWatch:
         number = self._wait_for_signal()
         spent = defaultdict[object, float](float)  # seconds in each part after the signal
         heard = defaultdict[object, float](float)  # of these, the seconds in which the part could react
-        since, reminded = monotonic(), False
+        since, reminded, next_wake = monotonic(), False, 0.0
         while number is not None and not self._over.wait(TICK_S):
             part, unheard = self._watched.part(), self._watched.unheard
             passed, since = min(monotonic() - since, _LONGEST_TICK_S), monotonic()
@@ -139,6 +143,9 @@ class HangWatch:
             heard[part.key] += 0 if unheard else passed
             count = self._watched.interrupts_of(part)
             due = not unheard and heard[part.key] > part.interrupt_after_s + count * part.again_after_s
+            if self._watched.number is None and spent[part.key] > next_wake:
+                next_wake = 2 * spent[part.key]  # a native call need not be disturbed in every tick
+                self._watched.wake()
             if spent[part.key] > part.exit_after_s or (due and count == MAX_INTERRUPTS):
                 _exit_without(part, spent[part.key], number)
             elif due:

@@ -175,6 +175,15 @@ class Interrupts:
             self._sent = part, number
             signal.pthread_kill(threading.main_thread().ident or 0, number)
 
+    def wake(self) -> None:
+        """Let the main thread handle a signal that has not reached it.
+
+        It may have arrived just before a wait, or on another thread, so that the wait was not interrupted. SIGTERM has
+        no effect after the first signal, and Python handles it after SIGHUP and SIGINT.
+        """
+        number = signal.SIGTERM if signal.SIGTERM in self.previous else next(iter(self.previous))
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
     def _interrupt(self, part: Part, frame: FrameType | None) -> None:
         self._reached[part.key] += 1
         if self.mode is not Mode.HELD:
