@@ -52,7 +52,8 @@ class Trainer:
         self._config = config
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer, groups_per_step=config.train_batch_size)
         placed, place = self.bus.plan.plugins, place or RunPlace()
-        self._state = LiveState(placed, ports, self._dispatcher, place, config.total_steps)
+        disabled = self.bus.plan.disabled.plugins
+        self._state = LiveState(placed, ports, self._dispatcher, place, config.total_steps, disabled=disabled)
         bind(placed, ports, {RunState: self._state, CheckpointStore: BackgroundStore(place.directory)})
         self._step = 0
         self._complete = 0  # the last step whose weights were confirmed
