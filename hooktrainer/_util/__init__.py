@@ -4,7 +4,8 @@ from __future__ import annotations
 
 __all__ = [
     "clock",
-    "exit_limit",
+    "copies",
+    "durations",
     "files",
     "forks",
     "hangs",

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import attrs
 
+from hooktrainer._util.durations import duration_fault
 from hooktrainer.algorithms.arguments import argument_faults
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.registry import FUNCTIONS
@@ -239,7 +240,8 @@ def _read_all(plugin: Plugin) -> None:
     for method, _ in inspect.getmembers_static(cls, lambda value: hasattr(value, SPEC_ATTRIBUTE)):
         getattr(plugin, method)
     with suppress(PortError):  # a property may use a port, which is bound later
-        float(plugin.patience_s)
+        if fault := duration_fault(plugin.patience_s):
+            raise ConfigError(f"its patience_s: {fault}")
     has_state(cls)
     declared_metrics(cls)
 
