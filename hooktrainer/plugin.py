@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
 
+from hooktrainer._util.durations import is_duration as is_duration  # noqa: PLC0414 (public here)
 from hooktrainer.errors import ConfigError, Fault, PortError, did_you_mean
 from hooktrainer.events import Priority as Priority  # noqa: PLC0414 (public here)
 
@@ -139,7 +140,7 @@ class Plugin:
 
     @property
     def patience_s(self) -> float:
-        """Seconds that the handlers of `fit_end` may take after a signal; then they are interrupted."""
+        """Seconds, above 0, that the handlers of `fit_end` may take after a signal; then they are interrupted."""
         return 4.0
 
     def check(self, config: Config) -> Iterable[str]:  # noqa: ARG002 (the default has no checks)

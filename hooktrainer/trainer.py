@@ -18,7 +18,7 @@ from functools import partial
 from hooktrainer._util.hangs import Part
 from hooktrainer._util.random_state import preserved_random_state
 from hooktrainer._util.shutdown import attempt, finish, interruptible
-from hooktrainer._util.signals import CLOSING_S, closing_part
+from hooktrainer._util.signals import CLOSING_S, Closing, closing_part
 from hooktrainer.bus import Bus
 from hooktrainer.bus.binding import Ports, bind
 from hooktrainer.bus.handlers import PlacedPlugin
@@ -52,7 +52,8 @@ class Trainer:
         self._config = config
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer, groups_per_step=config.train_batch_size)
         placed, place = self.bus.plan.plugins, place or RunPlace()
-        self._state = LiveState(placed, ports, self._dispatcher, place, config.total_steps)
+        disabled = self.bus.plan.disabled.plugins
+        self._state = LiveState(placed, ports, self._dispatcher, place, config.total_steps, disabled=disabled)
         bind(placed, ports, {RunState: self._state, CheckpointStore: BackgroundStore(place.directory)})
         self._step = 0
         self._complete = 0  # the last step whose weights were confirmed
@@ -74,7 +75,7 @@ class Trainer:
         # Read here, because another thread uses the limits, where an error of a plugin would be lost.
         self._patience_s = {id(entry.plugin): float(entry.plugin.patience_s) for entry in self.bus.plan.plugins}
         longest = max(self._patience_s.values(), default=CLOSING_S)
-        with interruptible(self._closing_part, longest) as self.bus.interrupts:
+        with interruptible(Closing(self._running_part, longest)) as self.bus.interrupts:
             outcome = attempt(self._run, self.bus.interrupts)
             first, last = self._state.step, max(self._complete, self._state.step)
             took = self.ports.clock.now() - started
@@ -180,7 +181,7 @@ class Trainer:
         return batch
 
     def _refill(self, replacements: Sequence[Replacement]) -> None:
-        self.bus.interrupts.exit_if_copy()  # a copy has no threads that would end its wait
+        self.bus.interrupts.process.exit_if_copied()  # a copy has no threads that would end its wait
         self.bus.interrupts.raise_failure()
         self._dispatcher.replace(replacements)
         self.ports.engine.pump()
@@ -202,7 +203,7 @@ class Trainer:
         self.ports.buffer.advance(event.version)
         self._complete = event.step
 
-    def _closing_part(self) -> Part:
+    def _running_part(self) -> Part:
         """Return the plugin whose handler is running, with its limit after a signal."""
         if (handler := self.bus.running) is None:
             return closing_part(self, "the end of the run")

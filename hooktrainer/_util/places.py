@@ -14,7 +14,7 @@ _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)  # noqa: PTH120 (compare
 
 def place(frame: FrameType | None) -> str:
     """Return the innermost method outside of the standard library that a frame is in, with its file and line."""
-    first = ""
+    first = library = ""
     while frame is not None:
         code = frame.f_code
         if not _is_standard(code.co_filename):
@@ -24,8 +24,10 @@ def place(frame: FrameType | None) -> str:
             if owner is not None:
                 return found
             first = first or found
+        elif code.co_filename != threading.__file__:
+            library = library or f"{code.co_qualname} ({code.co_filename}, line {frame.f_lineno})"
         frame = frame.f_back
-    return first or "code of a library"
+    return first or library or "code of a library"
 
 
 def place_of_thread(thread: threading.Thread) -> str:

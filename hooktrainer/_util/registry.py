@@ -62,7 +62,7 @@ class Kind(Mapping[str, Registered], Generic[T]):
     thing: Literal["class", "function"] = "class"
     """The Python object behind a name."""
     check: Callable[[Any, str], None] = attrs.field(default=_accept, repr=False)
-    """Raises `ConfigError` for an object of another kind; receives the object and the module or file it is from."""
+    """Raise `ConfigError` for an object of another kind; receives the object and the module or file it is from."""
 
     def resolve(self, name: str) -> T:
         """Return the object behind a name; a relative file is relative to the working directory.

@@ -9,9 +9,8 @@ from typing import Final, Literal, TypeAlias
 
 import attrs
 
-from hooktrainer._util.hangs import Part
-from hooktrainer._util.signals import Aborted, Interrupts, Mode, handled
-from hooktrainer.errors import add_error_note, line_of, traceback_of
+from hooktrainer._util.signals import Aborted, Closing, Interrupts, Mode, handled
+from hooktrainer.errors import add_error_note, line_of
 
 Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted", "failed"]
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -28,18 +27,15 @@ class Outcome:
 
 
 @contextmanager
-def interruptible(part: Callable[[], Part], exit_after_s: float) -> Iterator[Interrupts]:
-    """Handle signals during a run. A signal that arrives during shutdown is raised after it.
-
-    `part` returns the part of the shutdown that is in progress. `exit_after_s` limits a native call before it.
-    """
+def interruptible(closing: Closing) -> Iterator[Interrupts]:
+    """Handle signals during a run. A signal that arrives during its shutdown is raised after it."""
     with handled() as interrupts:
-        before = interrupts.mode, interrupts.closing_part, interrupts.exit_after_s
-        interrupts.mode, interrupts.closing_part, interrupts.exit_after_s = Mode.HELD, part, exit_after_s
+        before = interrupts.mode, interrupts.closing
+        interrupts.mode, interrupts.closing = Mode.HELD, closing
         try:
             yield interrupts
         finally:
-            interrupts.mode, interrupts.closing_part, interrupts.exit_after_s = before
+            interrupts.mode, interrupts.closing = before
         interrupts.raise_it()
 
 
@@ -52,7 +48,7 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
     except Aborted:
         raise
     except BaseException as error:  # noqa: BLE001 (raised by `finish`)
-        interrupts.exit_if_copy(error)
+        interrupts.process.exit_if_copied(error)
         interrupts.mode = Mode.HELD
         if interrupts.interrupted:
             _LOG.warning("the run was interrupted in %s", interrupts.interrupted)
@@ -70,7 +66,7 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
 def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Callable[[], None]) -> None:
     """Run every action, even if others fail. Then raise the first error of the run, or the signal if it came first.
 
-    Errors that follow a signal are logged when they occur, because the exception of a signal is shown without notes.
+    Errors that follow a signal are logged when they occur.
     """
     for action in actions:
         try:
@@ -78,13 +74,14 @@ def finish(failure: BaseException | None, interrupts: Interrupts, *actions: Call
         except Aborted:
             raise
         except BaseException as error:  # noqa: BLE001 (raised below)
-            interrupts.exit_if_copy(error)
+            interrupts.process.exit_if_copied(error)
             if failure is None:
                 failure = interrupts.end_by(error)
-            if failure is not error:
+            if failure is error:
+                continue
+            if isinstance(failure, Exception):
                 add_error_note(failure, error, "at the end of the run")
-                if not isinstance(failure, Exception):
-                    text = "at the end of the run there was an error: %s\n%s"
-                    _LOG.warning(text, line_of(error), traceback_of(error).rstrip())
+            else:  # a signal or a SystemExit, which is shown without notes
+                _LOG.warning("at the end of the run there was an error: %s", line_of(error), exc_info=error)
     if failure is not None:
         raise failure

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import signal
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
 from typing import Any, Final
 
-from hooktrainer._util.copies import exit_copy
-from hooktrainer._util.forks import HANDLED, call_in_forks
+import attrs
+
+from hooktrainer._util.exit_limit import limit_exit
+from hooktrainer._util.forks import HANDLED, Original, call_in_forks
 from hooktrainer._util.hangs import HangWatch, Part
 from hooktrainer._util.places import place
 from hooktrainer._util.threads import failure_of
@@ -42,6 +44,16 @@ def closing_part(key: object, name: str, limit_s: float = CLOSING_S) -> Part:
     return Part(key, name, limit_s + _GRACE_S, _GRACE_S, limit_s + _EXIT_S)
 
 
+@attrs.frozen
+class Closing:
+    """The shutdown of a run."""
+
+    part: Callable[[], Part] = lambda: closing_part(None, "the end of the run")
+    """Returns the part of the shutdown that is in progress."""
+    longest_s: float = CLOSING_S
+    """The longest limit of a part. Before the shutdown, a native call that cannot be interrupted has this limit."""
+
+
 class Mode(Enum):
     """The effect of the first signal."""
 
@@ -53,48 +65,37 @@ class Mode(Enum):
     """Raise it after the shutdown that is in progress."""
 
 
-_all: Final[weakref.WeakSet[Interrupts]] = weakref.WeakSet()
-
-
 class Interrupts:
     """The signals received on the main thread since the handlers were installed."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
-        """The first signal; None before it."""
+        """The first signal that was handled; None before it."""
         self.raised: BaseException | None = None
         """The last exception raised for that signal."""
         self.mode = Mode.AT_ONCE
-        self.copied = False
-        """Whether this process is a copy of that of the run, made by os.fork."""
+        self.closing = Closing()
+        self.process: Final = Original()
         self.due = False
         """Whether `check` has something to do."""
-        self.previous: dict[signal.Signals, Any] = {}
+        self.previous: Mapping[signal.Signals, Any] = {}
         """The handlers before the run."""
-        self.closing_part: Callable[[], Part] = lambda: closing_part(None, "the end of the run")
-        """Returns the part of the shutdown that is in progress."""
-        self.exit_after_s = CLOSING_S
-        """Limit in seconds for a native call before the shutdown, which cannot be interrupted."""
         self.interrupted = ""
         """The method that was interrupted before the shutdown because it reached no safe place."""
         self._failure: HookTrainerError | None = None
         self._early: list[BaseException] = []
         self._ctrl_c = 0
-        self._overdue: Part | None = None
-        self._hung: list[object] = []
-        _all.add(self)
+        self._sent: tuple[Part, signal.Signals] | None = None
+        """The interrupt that was sent to the main thread and has not reached it."""
+        self._reached = Counter[object]()
+        """Number of interrupts that have reached the main thread, by the key of the part."""
 
     def check(self) -> None:
         """Mark a safe place: end the run if a signal was received, even if its exception was caught before."""
-        self.exit_if_copy()
+        self.process.exit_if_copied()
         self.raise_failure()
         if self.number is not None and self.mode is Mode.SOON:
             self.raise_it()
-
-    def exit_if_copy(self, error: BaseException | None = None) -> None:
-        """Exit if user code forked this process from that of the run."""
-        if self.copied:
-            exit_copy(error)
 
     def fail(self, error: BaseException) -> None:
         """End the run at the next safe place: the current thread cannot continue."""
@@ -135,10 +136,10 @@ class Interrupts:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal; this is the handler that Python calls."""
-        if (overdue := self._overdue) is not None and self.number == number:
-            self._overdue = None
-            if overdue.key == self.part().key:
-                self._interrupt(overdue, self.number, frame)
+        if (sent := self._sent) is not None and sent[1] == number:
+            self._sent = None
+            if sent[0].key == self.part().key:
+                self._interrupt(sent[0], frame)
             return
         if number == signal.SIGINT:
             self._ctrl_c += 1
@@ -154,49 +155,74 @@ class Interrupts:
     def part(self) -> Part:
         """Return the part of the run that is in progress."""
         if self.mode is Mode.HELD:
-            return self.closing_part()
+            return self.closing.part()
         limit = PATIENCE_S if self.mode is Mode.SOON else CLOSING_S
-        return Part(self.mode, "the run", limit, CLOSING_S, max(self.exit_after_s, 2 * CLOSING_S))
+        return Part(self.mode, "the run", limit, CLOSING_S, max(self.closing.longest_s, 2 * CLOSING_S))
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a signal or an interrupt has not reached the main thread, which is inside a native call."""
+        return self.number is None or self._sent is not None
+
+    def interrupts_of(self, part: Part) -> int:
+        """Return how often this part was interrupted."""
+        return self._reached[part.key]
 
     def interrupt(self, part: Part) -> None:
-        """Send the signal again from another thread, because only a signal interrupts a wait of the main thread."""
-        if self.number is not None:
-            self._overdue = part
-            signal.pthread_kill(threading.main_thread().ident or 0, self.number)
+        """Send a signal from another thread, because only a signal interrupts a wait of the main thread."""
+        number = self.number or next(iter(self.previous), None)
+        if self._sent is None and number is not None:
+            self._sent = part, number
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
 
-    def _interrupt(self, part: Part, number: signal.Signals, frame: FrameType | None) -> None:
+    def wake(self) -> None:
+        """Let the main thread handle a signal that has not reached it.
+
+        It may have arrived just before a wait, or on another thread, so that the wait was not interrupted. SIGTERM has
+        no effect after the first signal, and Python handles it after SIGHUP and SIGINT.
+        """
+        number = signal.SIGTERM if signal.SIGTERM in self.previous else next(iter(self.previous))
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    def _interrupt(self, part: Part, frame: FrameType | None) -> None:
+        self._reached[part.key] += 1
         if self.mode is not Mode.HELD:
             self.interrupted = place(frame)
+            self.raise_failure()
             self.raise_it()
-        self._hung.append(part.key)
-        if self._hung.count(part.key) > 1:  # code that catches every `Exception` may try again for ever
-            self.raise_it()
-        limit = f"{part.interrupt_after_s:g} s after {number.name}"
-        raise HungError(f"{part.name}: {place(frame)} did not return within {limit} and was interrupted")
+        elif self.number is not None:
+            if self._reached[part.key] > 1:  # code that catches every `Exception` may try again for ever
+                self.raise_it()
+            limit = f"{part.interrupt_after_s:g} s after {self.number.name}"
+            raise HungError(f"{part.name}: {place(frame)} did not return within {limit} and was interrupted")
 
 
 _installed: Interrupts | None = None
 _watch: HangWatch | None = None
+_elsewhere: Final[list[Interrupts]] = []
+"""Those of runs on other threads, which handle no signal."""
 
 
-def _mark_copy() -> None:
-    """In a forked process: mark it as a copy for every run of the original, and restore the handlers before the run.
+def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def _start_copy() -> None:
+    """In a forked process: end every run at its next check, and restore the handlers before the run.
 
     The original must not see the signals of the copy.
     """
     global _installed, _watch  # noqa: PLW0603 (a run of its own that the process starts has handlers of its own)
+    for interrupts in (*_elsewhere, *([_installed] if _installed else [])):
+        interrupts.due = True
+        _restore(interrupts.previous)
     if _watch is not None:
         _watch.forget()
-        _watch = None
-    for interrupts in list(_all):
-        interrupts.copied = True
-        interrupts.number, interrupts.due = signal.SIGTERM, True
-        for number, handler in interrupts.previous.items():
-            signal.signal(number, handler)
-    _installed = None
+    _installed = _watch = None
 
 
-call_in_forks(_mark_copy)
+call_in_forks(_start_copy)
 
 
 @contextmanager
@@ -208,7 +234,12 @@ def handled() -> Iterator[Interrupts]:
     restored. A previous handler that is not the default one of Python is then called for the signal that was received.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield Interrupts()
+        interrupts = Interrupts()
+        _elsewhere.append(interrupts)
+        try:
+            yield interrupts
+        finally:
+            _elsewhere.remove(interrupts)
     elif _installed is not None:
         yield _installed
     else:
@@ -221,9 +252,7 @@ def _install() -> Iterator[Interrupts]:
     global _installed, _watch  # noqa: PLW0603 (handlers belong to the process)
     interrupts = Interrupts()
     found = {number: signal.getsignal(number) for number in HANDLED}
-    before: dict[signal.Signals, Any] = {
-        number: handler for number, handler in found.items() if handler not in (signal.SIG_IGN, None)
-    }
+    before = {number: handler for number, handler in found.items() if handler not in (signal.SIG_IGN, None)}
     interrupts.previous = before
     _watch = HangWatch(interrupts, before)
     try:
@@ -234,16 +263,19 @@ def _install() -> Iterator[Interrupts]:
     finally:
         interrupts.mode = Mode.HELD  # later signals are raised below
         watch, _watch = _watch, None
-        if watch is not None:
+        if watch is not None:  # None in a copy
             watch.stop()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        interrupts.previous = {}
-        _installed = None
-        if interrupts.number is not None:
-            theirs = before[interrupts.number]
-            if callable(theirs) and theirs is not signal.default_int_handler:
-                theirs(interrupts.number, None)
+            _installed = None
+            _restore(interrupts.previous)
+            if interrupts.number is not None:
+                limit_exit(128 + interrupts.number)
+                _call_previous(before[interrupts.number], interrupts.number)
     if interrupts.raised is None:
         interrupts.raise_it()
         interrupts.raise_failure()
+
+
+def _call_previous(handler: Any, number: signal.Signals) -> None:
+    """Call the handler of a script for the signal that was received, unless it is that of Python."""
+    if callable(handler) and handler is not signal.default_int_handler:
+        handler(number, None)

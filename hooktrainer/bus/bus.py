@@ -102,7 +102,7 @@ class PlannedSignal(blinker.NamedSignal):
             try:
                 handler.call(event)
             except BaseException as error:
-                interrupts.exit_if_copy(error)
+                interrupts.process.exit_if_copied(error)
                 _add_origin(error, handler.planned, event, interrupts)
                 if not bus.closing or isinstance(error, Aborted):
                     raise
@@ -114,8 +114,8 @@ class PlannedSignal(blinker.NamedSignal):
                 handler.longest = taken
             started = ended
         bus.running = None
-        if interrupts.copied:
-            interrupts.exit_if_copy()
+        if interrupts.due:
+            interrupts.process.exit_if_copied()
         if band.emits:
             failures += bus.deliver(band.handlers, event)
 

@@ -44,7 +44,8 @@ def _conflicts(
 
 
 def _related(first: PlacedPlugin, second: PlacedPlugin) -> bool:
-    return isinstance(first.plugin, type(second.plugin)) or isinstance(second.plugin, type(first.plugin))
+    one, other = type(first.plugin), type(second.plugin)
+    return any(each is other for each in one.__mro__) or any(each is one for each in other.__mro__)
 
 
 def _done_twice(first: Sequence[Handler], second: Sequence[Handler]) -> Iterator[str]:

@@ -15,8 +15,9 @@ from hooktrainer._util.random_state import get_random_state, set_random_state
 from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
-from hooktrainer.errors import CheckpointError, ConfigError, StarvedError, did_you_mean, repr_of
+from hooktrainer.errors import CheckpointError, ConfigError, StarvedError, add_note, did_you_mean, repr_of
 from hooktrainer.events import Status
+from hooktrainer.plugin import Plugin
 from hooktrainer.ports import Snapshot, Stateful
 from hooktrainer.replay.dispatcher import Dispatcher
 
@@ -46,6 +47,8 @@ class LiveState:
         dispatcher: Dispatcher,
         place: RunPlace,
         total_steps: int | None,
+        *,
+        disabled: Sequence[PlacedPlugin] = (),
     ) -> None:
         self.directory: Final = place.directory
         self.resume: Final = place.resume
@@ -56,6 +59,7 @@ class LiveState:
         self.had_ended = False
         """Whether the restored run had no prompts left and the same `total_steps`."""
         self._plugins = {placed.name: placed.plugin for placed in plugins}
+        self._disabled = {placed.name: f"{placed.address}.enabled" for placed in disabled}
         self._ports = ports
         self._dispatcher = dispatcher
         self.total_steps: Final = total_steps
@@ -92,7 +96,7 @@ class LiveState:
 
     def _captured(self, step: int) -> Snapshot:
         dispatcher = self._dispatcher
-        plugins = {name: plugin.state_dict() for name, plugin in self._plugins.items()}
+        plugins = {name: _state_of_plugin(name, plugin) for name, plugin in self._plugins.items()}
         parts = {
             "loop": {"exhausted": dispatcher.exhausted, "total_steps": self.total_steps},
             "random": self._random_at_end or self.random(),
@@ -179,10 +183,14 @@ class LiveState:
 
     def _restore_plugins(self, step: int, states: Mapping[str, Any], *, strict: bool) -> None:
         for name in sorted(states.keys() - self._plugins.keys()):
-            text = f"the checkpoint holds the state of a plugin '{name}', which is not in the configuration."
-            text += did_you_mean(name, self._plugins)
+            disabled = self._disabled.get(name)
+            absent = f"is not in the configuration.{did_you_mean(name, self._plugins)}"
+            text = (
+                f"the checkpoint holds the state of a plugin '{name}', which {'is disabled.' if disabled else absent}"
+            )
             if strict:
-                raise CheckpointError(f"{text} Add the plugin, or ignore its state with checkpoint's `strict: false`")
+                remedy = f"Set {disabled} to true" if disabled else "Add the plugin"
+                raise CheckpointError(f"{text} {remedy}, or ignore its state with checkpoint's `strict: false`")
             _LOG.warning("%s The state is ignored.", text)
         for name, plugin in self._plugins.items():
             if name in states:
@@ -194,8 +202,16 @@ class LiveState:
                     text = f"the state of the plugin '{name}' in the checkpoint of step {step} does not fit it: {found}"
                     remedy = "Resume with the plugin that was saved, or give it another `name` and set `strict: false`"
                     raise CheckpointError(f"{text}. {remedy} for checkpoint") from (None if expected else error)
-            elif plugin.state_dict():
+            elif _state_of_plugin(name, plugin):
                 _LOG.warning("the checkpoint has no state of the plugin '%s'; its initial state is used", name)
+
+
+def _state_of_plugin(name: str, plugin: Plugin) -> Mapping[str, object]:
+    try:
+        return plugin.state_dict()
+    except Exception as error:
+        add_note(error, f"raised by state_dict of the plugin '{name}'")
+        raise
 
 
 def _state_of(name: str, part: object) -> object:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 
-from hooktrainer._util.copies import copies_ended, exit_now
+from hooktrainer._util.forks import Original, exit_now
 from hooktrainer._util.signals import Aborted
 from hooktrainer._util.streams import OutputLostError, prepare, write_result, write_stderr
 from hooktrainer.cli._config import split
@@ -39,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # `package.module:Class` is imported from the working directory, as under `python -m hooktrainer`.
     if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds strings)
         sys.path.append(os.getcwd())  # noqa: PTH109
-    return leave_with(lambda: _code(args))
+    return leave_with(lambda: _code(args), exits=argv is None)
 
 
 def _code(args: argparse.Namespace) -> int:  # noqa: PLR0911 (one for each way to end)
     try:
-        with copies_ended():
+        with Original().without_copies():
             code: int = args.run(args)
         write_result("")  # flush what user code printed
     except ConfigError as error:

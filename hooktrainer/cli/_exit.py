@@ -8,8 +8,9 @@ from collections.abc import Callable
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final
 
-from hooktrainer._util.copies import exit_now
-from hooktrainer._util.streams import write_stderr
+from hooktrainer._util.exit_limit import limit_exit
+from hooktrainer._util.forks import exit_now
+from hooktrainer._util.streams import settle, write_stderr
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -18,8 +19,11 @@ PATIENCE_S: Final = 1.0
 """Seconds to wait for remaining threads and processes, and again after SIGTERM."""
 
 
-def leave_with(command: Callable[[], int]) -> int:
-    """Run a command, then end and report the processes it left running; exit if one of its threads does not end."""
+def leave_with(command: Callable[[], int], *, exits: bool) -> int:
+    """Run a command, then end and report the processes it left running; exit if one of its threads does not end.
+
+    `exits` states whether the process exits afterwards; its exit handlers are limited then, too.
+    """
     before = {*_children(), *threading.enumerate()}
     code = command()
     try:
@@ -34,6 +38,9 @@ def leave_with(command: Callable[[], int]) -> int:
     if stuck:
         write_stderr(f"left running: thread {', '.join(stuck)}, which does not end; the process exits without it\n")
         exit_now(code)
+    settle()
+    if exits:
+        limit_exit(code)
     return code
 
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from hooktrainer._util.imports import described
 from hooktrainer._util.streams import write_result
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
 
@@ -61,20 +62,27 @@ def _places_of(requested: str) -> list[tuple[str, str]]:
         near = did_you_mean(requested, names)
         raise ConfigError(f"nothing has the name '{requested}'; there are {', '.join(names)}.{near}")
     for group, name in chosen:
-        _summary(group, name)
+        try:
+            list(_lines(group, name))
+            _summary(group, name)
+        except ConfigError:
+            raise
+        except Exception as error:  # of a class of the user
+            raise ConfigError(f"{name} cannot be read: {described(error)}") from error
     return chosen
 
 
 def _group_of(requested: str) -> str:
-    """Return the group of the class in a module or file. Raise `ConfigError` if it fits none."""
+    """Return the group of the class in a module or file. Raises `ConfigError` if it fits none."""
     from hooktrainer.run.registry import KINDS
 
     refused: dict[str, ConfigError] = {}
     for group, kind in KINDS.items():
         try:
             cls = kind.resolve(requested)
-        except ConfigError as error:
-            refused[group] = error
+        except Exception as error:  # noqa: BLE001 (any error of a class of the user)
+            fault = f"{requested} cannot be read: {described(error)}"
+            refused[group] = error if isinstance(error, ConfigError) else ConfigError(fault)
             continue
         if group == "models" and "policy" in inspect.signature(cls.build).parameters:
             continue  # an engine has a method `build`, too, which makes it from a policy

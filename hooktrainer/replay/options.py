@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
-from attrs.validators import and_, ge, gt, in_, le, optional
+from attrs.validators import ge, in_, optional
+
+from hooktrainer._util.durations import is_duration
 
 
 @attrs.frozen(kw_only=True)
@@ -16,9 +18,9 @@ class ReplayOptions:
     """Groups that may be outstanding at once, at least one mini-batch. No limit if left out."""
     when_full: Literal["block", "evict"] = attrs.field(default="block", validator=in_(("block", "evict")))
     """`block`: dispatch waits for room. `evict`: the stalest finished group is evicted to make room."""
-    sample_timeout_s: float | None = attrs.field(default=None, validator=optional(and_(gt(0), le(10**6))))
+    sample_timeout_s: float | None = attrs.field(default=None, validator=optional(is_duration))
     """Seconds that the loop waits for one mini-batch before the run fails. No timeout if left out."""
-    group_timeout_s: float | None = attrs.field(default=None, validator=optional(and_(gt(0), le(10**6))))
+    group_timeout_s: float | None = attrs.field(default=None, validator=optional(is_duration))
     """Seconds from the start of generation after which a group fails and is replaced. No timeout if left out."""
     max_failed_groups: int = attrs.field(default=0, validator=ge(0))
     """Groups of a run whose rollout may raise. The error of the next one ends the run."""

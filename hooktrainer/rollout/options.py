@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Literal, Protocol, runtime_checkable
 
 import attrs
-from attrs.validators import and_, ge, gt, in_, instance_of, le, optional
+from attrs.validators import and_, ge, gt, in_, instance_of, optional
+
+from hooktrainer._util.durations import is_duration
 
 COUNT = and_(instance_of(int), ge(1))
 
@@ -35,7 +37,7 @@ class SamplingOptions:
     on_sync: Literal["finish", "continue"] = attrs.field(default="finish", validator=in_(("finish", "continue")))
     """Weights of an answer in flight after a weight sync. `finish`: those that it started with. `continue`: the new
     ones from its next token (a partial rollout); its tokens so far are prefilled again."""
-    sync_timeout_s: float = attrs.field(default=600.0, converter=float, validator=[gt(0.0), le(1e6)])
+    sync_timeout_s: float = attrs.field(default=600.0, converter=float, validator=is_duration)
     """Seconds that a weight sync waits for answers that started two versions ago, and for each reply of a worker
     process. A process that exceeds it is killed and restarted; a thread that exceeds it fails the run."""
 

@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from hooktrainer._util.copies import copies_ended
+from hooktrainer._util.forks import Original
 from hooktrainer.errors import RolloutError
 from hooktrainer.ports import SCORE_TOLERANCE, Answer, Example, Score, Task
 
@@ -26,7 +26,7 @@ async def _result(found: Awaitable[object]) -> object:
 
 def score_answers(task: Task, example: Example, answers: Sequence[Answer]) -> list[Score]:
     """Return the score of each answer, with `exact` filled in. Raises `RolloutError` if the task returns others."""
-    with copies_ended():
+    with Original().without_copies():
         found: object = task.score(example, answers)
         if inspect.isawaitable(found):
             found = asyncio.run(_result(found))

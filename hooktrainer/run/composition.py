@@ -6,6 +6,7 @@ Nothing here imports torch, unless code of the user does.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import attrs
 
+from hooktrainer._util.durations import duration_fault
 from hooktrainer.algorithms.arguments import argument_faults
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.algorithms.registry import FUNCTIONS
@@ -29,13 +31,13 @@ from hooktrainer.config.fields import Fields, init_fields, key_paths, option_nam
 from hooktrainer.config.origins import Origins
 from hooktrainer.config.scalars import INVALID, EnvironmentText, Unread, holds
 from hooktrainer.config.sections import COMPONENTS, SECTIONS
-from hooktrainer.errors import MAX_FAULTS, ConfigError, Fault, PlanError
+from hooktrainer.errors import MAX_FAULTS, ConfigError, Fault, PlanError, PortError
 from hooktrainer.events import FitStart
 from hooktrainer.learner.options import CriticOptions
-from hooktrainer.plugin import Plugin, option_fields, port_fields
+from hooktrainer.plugin import SPEC_ATTRIBUTE, Plugin, has_state, option_fields, port_fields
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.run.limits import Sizes, limit_faults
-from hooktrainer.run.metric_names import metric_faults
+from hooktrainer.run.metric_names import declared_metrics, metric_faults
 from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths, port_kind
 
 
@@ -88,15 +90,11 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
     with _absorbing(faults):
         _check_sizes(config, built, faults)
     readable = [item for item in items if isinstance(item, PluginEntry)]
-    placed = [(item, _entry(item, config, attrs.evolve(faults, address=item.address))) for item in readable]
-    for item, entry in placed:
-        if entry is not None:
-            faults.found.extend(port_faults(entry, CONFIGURED_PORTS))
-            faults.found.extend([] if item.enabled else handlers_of(entry).faults)  # the plan checks the enabled ones
-    built_plugins = [(item.enabled, entry) for item, entry in placed if entry is not None]
-    enabled = [entry for is_enabled, entry in built_plugins if is_enabled]
-    disabled = Disabled(tuple(entry for is_enabled, entry in built_plugins if not is_enabled))
-    plan = _plan(enabled, disabled, config, faults, complete=len(built_plugins) == len(items))
+    placed = [(item, _placed(item, config, attrs.evolve(faults, address=item.address))) for item in readable]
+    enabled = [entry for item, entry in placed if item.enabled and entry is not None]
+    disabled = Disabled(tuple(entry for item, entry in placed if not item.enabled and entry is not None))
+    complete = len(enabled) + len(disabled.plugins) == len(items)
+    plan = _plan(enabled, disabled, config, faults, complete=complete)
     faults.raise_if_any(SECTIONS)
     config = cast("Config", config)
     return Composition(config=config, plan=plan, origins=faults.origins, composed_from=copy.deepcopy(config), **built)
@@ -220,13 +218,37 @@ def _check_sizes(config: Config | Unread, built: Mapping[str, Any], faults: Faul
     faults.found.extend(limit_faults(Sizes(**parts)))
 
 
-def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> PlacedPlugin | None:
+def _placed(entry: PluginEntry, config: Config | Unread, faults: Faults) -> PlacedPlugin | None:
+    """Build and check a plugin; return None if that is impossible. Any error of its class is a fault."""
+    with _absorbing(faults):
+        plugin = _plugin(entry, config, faults)
+        if plugin is not None:
+            placed = PlacedPlugin(plugin, entry.name, entry.address, entry.priority)
+            _read_all(plugin)
+            handlers = handlers_of(placed)
+            faults.found.extend(port_faults(placed, CONFIGURED_PORTS))
+            faults.found.extend([] if entry.enabled else handlers.faults)  # the plan adds those of enabled plugins
+            return placed
+    return None
+
+
+def _read_all(plugin: Plugin) -> None:
+    """Read each attribute that the plan and the run read later, where an error of it would have no address."""
+    cls = type(plugin)
+    for field in attrs.fields(cls):
+        getattr(plugin, field.name)
+    for method, _ in inspect.getmembers_static(cls, lambda value: hasattr(value, SPEC_ATTRIBUTE)):
+        getattr(plugin, method)
+    with suppress(PortError):  # a property may use a port, which is bound later
+        if fault := duration_fault(plugin.patience_s):
+            raise ConfigError(f"its patience_s: {fault}")
+    has_state(cls)
+    declared_metrics(cls)
+
+
+def _plugin(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Plugin | None:
     """Build a plugin, with defaults for options with faults; return None if that is impossible."""
-    try:
-        cls: type[Plugin] = PLUGINS.resolve(entry.use)
-    except ConfigError as error:
-        faults.absorb(error)
-        return None
+    cls: type[Plugin] = PLUGINS.resolve(entry.use)
     named = {option_name(field): field for field in port_fields(cls, named=True)}
     options = {key: value for key, value in entry.options.items() if key not in named}
     fields = [field for field in option_fields(cls) if option_name(field) not in named]
@@ -240,11 +262,9 @@ def _entry(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Place
                 cast("dict[str, object]", entry.options)[key] = list(names)
             if plugin is not None:
                 setattr(plugin, field.name, names)  # the trainer replaces the names by objects
-    if plugin is None:
-        return None
-    if plugin is found and isinstance(config, Config) and entry.enabled:
+    if plugin is not None and plugin is found and isinstance(config, Config) and entry.enabled:
         _check(plugin, config, faults)
-    return PlacedPlugin(plugin, entry.name, entry.address, entry.priority)
+    return plugin
 
 
 def _check(plugin: Plugin, config: Config, faults: Faults) -> None:

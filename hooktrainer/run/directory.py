@@ -70,7 +70,7 @@ class RunDirectory:
     def renew(self) -> None:
         """Replace the files in a directory that is resumed; a new directory has them already.
 
-        Raise `RunError` if they cannot be written; nothing is changed then.
+        Raises `RunError` if they cannot be written; nothing is changed then.
         """
         try:
             replace_all(self._directory, {name: text.encode("utf-8") for name, text in self._fresh.items()})
@@ -89,7 +89,8 @@ class RunDirectory:
         if self._lock is not None:
             with suppress(OSError):  # the next run finds the file unlocked
                 Path(self._lock.name).unlink()
-            self._lock.close()
+            with suppress(OSError):  # user code has closed its file descriptor
+                self._lock.close()
             self._lock = None
 
 

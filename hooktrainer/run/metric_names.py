@@ -110,7 +110,7 @@ def _made(config: Config, plan: Plan, task: object) -> Sequence[str]:
     names += [f"actor/{name}" for name in _OF_LOSSES.get(loss, ())] if ":" not in loss else [_OF_OWN_LOSS]
     if config.algorithm.clip_ratio_c is not None:
         names.append("actor/pg_clipfrac_lower")
-    names += [name for entry in plan.plugins for name in _declared(type(entry.plugin)) or ()]
+    names += [name for entry in plan.plugins for name in declared_metrics(type(entry.plugin)) or ()]
     sources = task.sources if isinstance(task, HasSources) else ()
     scores = [name for name in (SCORE, VALIDATION_SCORE) if name in names]
     names += [f"{name.removesuffix('mean')}{source}/mean" for name in scores for source in sources]
@@ -127,12 +127,12 @@ def _open_parts(config: Config, plan: Plan) -> Sequence[str]:
         *(
             f"{entry.address} ({entry.name}) may add any metric: its class has no tuple adds_metrics"
             for entry in adders
-            if _declared(type(entry.plugin)) is None
+            if declared_metrics(type(entry.plugin)) is None
         ),
     ]
 
 
-def _declared(cls: type[Plugin]) -> tuple[str, ...] | None:
+def declared_metrics(cls: type[Plugin]) -> tuple[str, ...] | None:
     """Return the metrics that the class itself declares, since a subclass may make others than its base."""
     declared = vars(cls).get("adds_metrics")
     return declared if isinstance(declared, tuple) else None
@@ -149,7 +149,7 @@ def _is_in(metric: str, names: Sequence[str]) -> bool:
 
 
 def _makes(metric: str, placed: PlacedPlugin) -> bool:
-    return _is_in(metric, _declared(type(placed.plugin)) or ())
+    return _is_in(metric, declared_metrics(type(placed.plugin)) or ())
 
 
 def _remedy(metric: str, made: Sequence[str]) -> str:

@@ -96,7 +96,7 @@ def port_kind(cls: type[Plugin], field: Any) -> Kind[type[Any]] | None:
 
 def naming_options(section: str, use: str) -> frozenset[str]:
     """Return the options of a class whose values are names or files; none if the class cannot be resolved."""
-    with suppress(ConfigError):
+    with suppress(Exception):  # reported when the class is used
         cls = KIND_OF_SECTION[section].resolve(use)
         ports = port_fields(cls, named=True) if issubclass(cls, Plugin) else ()
         named = [field for field in settable_fields(cls) if field.metadata.keys() & {NAMES_A, FILE}]
@@ -105,13 +105,13 @@ def naming_options(section: str, use: str) -> frozenset[str]:
 
 
 def option_paths(classes: Mapping[str, str]) -> dict[str, str]:
-    """Return the full path of every option of the classes at some addresses; classes that cannot be resolved have none.
+    """Return the full path of every option of the classes at some addresses; classes that cannot be read have none.
 
     The addresses are keys of a configuration, such as `task` or `plugins.staleness`.
     """
     paths: dict[str, str] = {}
     for address, use in classes.items():
-        with suppress(ConfigError):
+        with suppress(Exception):  # reported when the class is used
             for field in settable_fields(KIND_OF_SECTION[address.partition(".")[0]].resolve(use)):
                 paths.setdefault(option_name(field), f"{address}.{option_name(field)}")
     return paths

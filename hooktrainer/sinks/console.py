@@ -78,7 +78,7 @@ class ConsoleSink:
         self._last_step = step  # set before printing: an interrupted row must not be printed twice
         try:
             self._show(step, row)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 (user code may have replaced standard output)
             discard_stdout(error)
 
     def rewind(self, step: int) -> Sequence[int]:  # noqa: ARG002 (a new display shows no rows of an earlier process)
@@ -92,7 +92,7 @@ class ConsoleSink:
             self._dashboard.ended = True
             try:
                 live.stop()
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 (as above)
                 discard_stdout(error)
 
     def _show(self, step: int, row: Row) -> None:

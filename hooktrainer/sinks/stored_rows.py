@@ -25,7 +25,7 @@ class StoredRow:
 
     @classmethod
     def of(cls, line: bytes) -> StoredRow:
-        """Parse a line. Raise `ValueError` if it is not a row."""
+        """Parse a line. Raises `ValueError` if it is not a row."""
         line, marked = line.removeprefix(codecs.BOM_UTF8), line.startswith(codecs.BOM_UTF8)
         constants: list[str] = []
         try:

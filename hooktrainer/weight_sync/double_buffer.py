@@ -80,7 +80,7 @@ class ModulePair:
                 self._changed.notify_all()
 
     def release(self, index: int) -> None:
-        """Wait until no thread reads this set, which must not be the one in use; raise `SyncError` at the timeout."""
+        """Wait until no thread reads this set, which must not be the one in use. Raises `SyncError` at the timeout."""
 
         def awaited() -> str:
             return f"{', '.join(sorted(set(self._readers[index])))} to finish answers that started two versions ago"
@@ -128,7 +128,7 @@ class WeightReaders(Protocol):
     """Readers of the two sets of weights: threads, or processes that map the memory."""
 
     def release(self, index: int) -> None:
-        """Return once no reader uses this set, which is not the one in use; raise `SyncError` at the timeout."""
+        """Return once no reader uses this set, which is not the one in use. Raises `SyncError` at the timeout."""
         ...
 
     def limit_waits(self) -> None:
@@ -177,7 +177,7 @@ class DoubleBuffer:
 
     @torch.no_grad()
     def stage(self, weights: Mapping[str, Tensor], version: int) -> Mapping[str, int]:
-        """Copy a bucket into the spare set, and return the checksums of the copy; raise `SyncError` on a mismatch."""
+        """Copy a bucket into the spare set, and return the checksums of the copy. Raises `SyncError` on a mismatch."""
         targets = self.spec()
         _check_bucket(weights, targets)
         if self._staging != version:

@@ -32,7 +32,7 @@ class _Sync:
 def exclusive_sync(version: int, used: Sequence[object]) -> Iterator[None]:
     """Let no other sync use the objects `used` until the block ends; wait for the one that does.
 
-    Raise `SyncError` if that one is running in this thread, and would wait for itself, or after `WAIT_S`.
+    Raises `SyncError` if that one is running in this thread, and would wait for itself, or after `WAIT_S`.
     """
     sync, keys = _Sync(version), {id(each) for each in used}
 

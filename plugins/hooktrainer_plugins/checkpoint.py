@@ -9,13 +9,13 @@ from time import monotonic
 from typing import Any, Final, Literal
 
 import attrs
-from attrs.validators import and_, ge, gt, in_, le
+from attrs.validators import ge, in_
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import CheckpointError, did_you_mean
 from hooktrainer.events import FitEnd, FitStart, StepEnd, StepRecord, StepStart
 from hooktrainer.metrics import Row, could_have
-from hooktrainer.plugin import metric, port
+from hooktrainer.plugin import is_duration, metric, port
 from hooktrainer.ports import BestMetric, CheckpointStore, Retention, RunState, Snapshot, StoredCheckpoint
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -55,7 +55,7 @@ class Checkpoint(Plugin):
     """Keep a copy of the last complete step in memory, and save it if the run ends in the middle of the next step.
     Disable it for models that do not fit into memory twice; such a run then loses the steps after the last save."""
 
-    patience_s: float = attrs.field(default=60.0, validator=and_(gt(0), le(10**6)))
+    patience_s: float = attrs.field(default=60.0, validator=is_duration)
     """Seconds that an interrupted run waits for the disk before it abandons the save."""
 
     allow_fresh: bool = False

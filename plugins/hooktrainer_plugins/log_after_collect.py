@@ -97,11 +97,11 @@ class LogAfterCollect(Plugin):
 
 def _for_each(sinks: Sequence[Sink], action: Callable[[Sink], None]) -> None:
     """Call `action` with every sink, and raise the first error after all calls."""
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     for sink in sinks:
         try:
             action(sink)
-        except Exception as error:  # noqa: BLE001 (raised below)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (raised below)
             errors.append(error)
     if errors:
         raise first_error(errors, "at another sink")

@@ -9,11 +9,12 @@ from contextlib import suppress
 from time import monotonic
 
 import attrs
-from attrs.validators import and_, ge, gt, le
+from attrs.validators import ge
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import RunError, repr_of
 from hooktrainer.events import FitEnd, FitStart, StepStart
+from hooktrainer.plugin import is_duration
 
 
 @attrs.define(kw_only=True)
@@ -24,7 +25,7 @@ class Watchdog(Plugin):
     once it releases it. If the watchdog thread fails, the run ends before the next step.
     """
 
-    timeout_s: float = attrs.field(default=600.0, validator=and_(gt(0), le(10**6)))
+    timeout_s: float = attrs.field(default=600.0, validator=is_duration)
     """Seconds after which a step counts as hanging; the stacks are printed again every `timeout_s` seconds."""
 
     max_reports: int = attrs.field(default=3, validator=ge(1))

@@ -20,6 +20,8 @@ from hooktrainer.tasks.prompts import TaskPrompts
 TASK = Addition()
 TOKENIZER = CharTokenizer(TASK.alphabet)
 LENGTH = 6
+SOON_S = 20
+"""Limit of a time that does not depend on a timeout: a hang takes longer, also on a busy machine."""
 PATIENCE_S = 120
 """Seconds after which a wait of a test fails: a busy machine takes long to start worker processes."""
 

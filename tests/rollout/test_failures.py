@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.rollouts import SOON_S
 from hooktrainer import build_trainer, load_config
 from hooktrainer.errors import RolloutError, StarvedError, SyncError
 from hooktrainer.tasks.sort_digits import SortDigits
@@ -47,7 +48,7 @@ def fails_on(call: int, error: BaseException) -> Callable[..., float]:
 
 
 @pytest.mark.parametrize("engine", ["inline", "thread"])
-def test_error_of_a_worker_is_raised_by_fit_within_two_seconds(
+def test_error_of_a_worker_is_raised_by_fit_soon(
     engine: str, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = ValueError("boom")
@@ -63,7 +64,7 @@ def test_error_of_a_worker_is_raised_by_fit_within_two_seconds(
         trainer.fit()
 
     assert caught.value.__cause__ is error
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SOON_S
     assert ends
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
 
@@ -89,7 +90,7 @@ def test_score_that_never_returns_times_out_without_delaying_the_end_of_the_run(
     with pytest.raises(StarvedError, match=r"starved for 0.5 s: 0 of 4 groups sampleable in step 1"):
         build_trainer(config("thread", *limits)).fit()
 
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < SOON_S
     assert "group 0 ran longer than replay.group_timeout_s = 0.2" in caplog.text
     assert "rollout-0 did not return within 1.5 s and is abandoned" in caplog.text
 
@@ -137,7 +138,7 @@ def test_error_of_a_worker_is_raised_by_fit_while_another_worker_hangs(
         trainer.fit()
 
     assert caught.value.__cause__ is error
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < SOON_S
 
 
 @pytest.mark.parametrize("engine", ["inline", "thread"])

@@ -18,7 +18,7 @@ import attrs
 import pytest
 
 from helpers.faulty_tasks import Faulty, ForksThenDies, NeverReturns, PicklesOneWay, Unpicklable, WaitsInScore
-from helpers.rollouts import LENGTH, TASK, Queue, build, generator_config, groups, publish, versions_of
+from helpers.rollouts import LENGTH, SOON_S, TASK, Queue, build, generator_config, groups, publish, versions_of
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
 from hooktrainer.events import FitEnd, IterationEnd
@@ -270,7 +270,7 @@ class TestSyncs:
             engine.unflip()
         engine.unflip()
         engine.resume()
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < SOON_S
         assert engine.version == 0
 
 
@@ -296,7 +296,7 @@ class TestEnds:
         blocked.inside.open().close()
         began = time.monotonic()
         engine.close()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SOON_S
         assert "sending" not in caplog.text
 
     @pytest.mark.slow
@@ -308,7 +308,7 @@ class TestEnds:
         began = time.monotonic()
         with caplog.at_level(logging.WARNING):
             engine.close()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON_S
         assert [record.getMessage() for record in caplog.records] == [
             f"rollout worker 0 (pid {pid}) did not return within 2 s; sending SIGKILL"
         ]
@@ -318,7 +318,7 @@ class TestEnds:
         started(engine)
         began = time.monotonic()
         engine.close()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SOON_S
 
 
 @attrs.define(kw_only=True)
@@ -385,14 +385,14 @@ class TestRuns:
         assert [row["ledger/imbalance"] for row in rows] == [0] * 12
         assert trainer.ports.buffer.ledger.sampled.groups == 12 * 8
 
-    def test_error_in_a_worker_is_raised_by_fit_within_two_seconds(self, tmp_path: Path) -> None:
+    def test_error_in_a_worker_is_raised_by_fit_soon(self, tmp_path: Path) -> None:
         trainer = run(tmp_path, fails=True)
         with pytest.raises(RolloutError) as caught:
             trainer.fit()
         ended = time.monotonic()
         error = caught.value.__cause__
         assert isinstance(error, ValueError)
-        assert ended - float(str(error).removeprefix("boom at ")) < 2
+        assert ended - float(str(error).removeprefix("boom at ")) < SOON_S
         killer = next(entry.plugin for entry in trainer.bus.plan.plugins if type(entry.plugin).__name__ == "Killer")
         assert killer.ends == ["failed"]
         assert not active_children()

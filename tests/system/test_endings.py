@@ -396,3 +396,133 @@ def test_error_of_a_worker_killed_during_startup_does_not_blame_the_script(make:
 
     with pytest.raises(RolloutError, match=r"killed by SIGKILL after 0 restarts\. If no user killed it, the system"):
         engine.pump()
+
+
+AT_EXIT = """
+import atexit, ctypes, multiprocessing, sys, threading, time
+import attrs
+from hooktrainer import Plugin, on
+from hooktrainer.events import FitStart
+
+KEPT = []
+
+@attrs.define(kw_only=True)
+class AtExit(Plugin):
+    act: str
+
+    @on(FitStart)
+    def start(self, event: FitStart) -> None:
+        if self.act == "sleeps":
+            atexit.register(time.sleep, 600)
+        elif self.act == "queue":
+            KEPT.append(multiprocessing.Queue())
+            KEPT[0].put(bytes(10_000_000))  # more than its pipe takes
+        elif self.act == "catches":
+            atexit.register(self.catch_all)
+        elif self.act == "short":
+            atexit.register(time.sleep, 1.5)
+
+    def catch_all(self):
+        while True:
+            try:
+                time.sleep(600)
+            except BaseException:
+                pass
+"""
+AT_EXIT_PLACES = {"sleeps": "", "queue": "Queue._finalize_join", "catches": "AtExit.catch_all"}
+LIMITED = "did not return within 5 s; the process exits without it"
+
+
+def at_exit(directory: Path, exit_act: str, *overrides: str, **odd: object) -> SubprocessRun:
+    (directory / "at_exit.py").write_text(AT_EXIT)
+    return fit(directory, config(plugins=[f"{{use: 'at_exit.py:AtExit', act: {exit_act}}}"], **odd), *overrides)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["completed", "raises", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("act", AT_EXIT_PLACES)
+def test_the_exit_of_the_process_is_limited_and_the_place_is_named(act: str, ending: str, tmp_path: Path) -> None:
+    odd = {"completed": {}, "raises": {"at": "save", "act": "raise"}}.get(ending, {"at": "validation"})
+    run = at_exit(tmp_path, act, *(["trainer.total_steps=2"] if ending == "completed" else []), **odd)
+    run.until("completed" if ending == "completed" else "AT")
+    since = time.monotonic()
+    if ending.startswith("SIG"):
+        run.send(getattr(signal, ending))
+
+    assert run.ended() == {"completed": 0, "raises": 1, "SIGTERM": 143, "SIGINT": 130}[ending], run.err
+    assert time.monotonic() - since < 30
+    assert LIMITED in run.err
+    assert AT_EXIT_PLACES[act] in run.err
+    assert run.left() == []
+
+
+@pytest.mark.slow
+def test_an_exit_handler_that_returns_is_not_cut_off(tmp_path: Path) -> None:
+    run = at_exit(tmp_path, "short", "trainer.total_steps=2")
+
+    assert run.ended() == 0
+    assert run.err == ""
+
+
+AT_EXIT_SCRIPT = """
+import sys, time
+from hooktrainer import build_trainer, load_config
+
+if __name__ == "__main__":
+    try:
+        build_trainer(load_config("run.yaml", overrides=sys.argv[2:])).fit()
+    except KeyboardInterrupt:
+        if sys.argv[1] != "catch":
+            raise
+    print("AT exit", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("handling", ["raise", "catch"])
+def test_the_exit_of_a_script_is_limited_after_a_signal(handling: str, tmp_path: Path) -> None:
+    (tmp_path / "at_exit.py").write_text(AT_EXIT)
+    (tmp_path / "script.py").write_text(AT_EXIT_SCRIPT)
+    (tmp_path / "run.yaml").write_text(config(plugins=["{use: 'at_exit.py:AtExit', act: sleeps}"], at="validation"))
+    run = SubprocessRun(tmp_path, sys.executable, "-u", "script.py", handling)
+    run.until("AT validation")
+    run.send(signal.SIGINT)
+
+    assert run.ended() == 130
+    assert LIMITED in run.err
+
+
+@pytest.mark.slow
+def test_the_exit_of_a_script_is_its_own_without_a_signal(tmp_path: Path) -> None:
+    (tmp_path / "at_exit.py").write_text(AT_EXIT.replace("1.5", "7"))
+    (tmp_path / "script.py").write_text(AT_EXIT_SCRIPT)
+    (tmp_path / "run.yaml").write_text(config(plugins=["{use: 'at_exit.py:AtExit', act: short}"]))
+    run = SubprocessRun(tmp_path, sys.executable, "-u", "script.py", "raise", "trainer.total_steps=2")
+    run.until("AT exit")
+    since = time.monotonic()
+
+    assert run.ended() == 0
+    assert time.monotonic() - since > 6
+    assert LIMITED not in run.err
+
+
+EXITING_SINK = """
+import sys
+class Sink:
+    def __init__(self, directory, total_steps=None): ...
+    def open(self): ...
+    def close(self): ...
+    def write(self, step, row):
+        sys.exit(4)
+"""
+
+
+@pytest.mark.slow
+def test_a_sink_that_calls_sys_exit_is_shown_once_and_other_sinks_are_written(tmp_path: Path) -> None:
+    (tmp_path / "exiting.py").write_text(EXITING_SINK)
+    run = fit(tmp_path, config().replace("[console, jsonl]", "['exiting.py:Sink', jsonl]"))
+
+    assert run.ended() == 4
+    assert run.err.count("Traceback") == 1
+    assert "the run was ended by SystemExit(4)" in run.err
+    assert run.rows() == [1]

@@ -141,3 +141,91 @@ def test_a_task_that_never_returns_ends_the_run_after_one_signal(at: str, engine
     assert time.monotonic() - sent < LIMIT_S
     assert "task.py" in run.err
     assert run.left() == []
+
+
+NATIVE = """
+import ctypes, sys, threading, time
+import attrs
+from hooktrainer import Plugin, on
+from hooktrainer.events import StepEnd
+
+@attrs.define(kw_only=True)
+class Native(Plugin):
+    seconds: float
+
+    @on(StepEnd, priority=600)
+    def wait_for_the_disk(self, event: StepEnd) -> None:
+        if event.step == 2:
+            mutex = ctypes.create_string_buffer(64)
+            ctypes.CDLL(None).pthread_mutex_lock(mutex)
+            timer = threading.Timer(self.seconds, lambda: ctypes.CDLL(None).pthread_mutex_unlock(mutex))
+            timer.daemon = True
+            timer.start()
+            sys.stdout.write("AT native\\n")
+            sys.stdout.flush()
+            ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+def fit_native(directory: Path, seconds: float, patience_s: float) -> SubprocessRun:
+    (directory / "native.py").write_text(NATIVE)
+    saving = f"{{use: checkpoint, every: 1000, patience_s: {patience_s}}}"
+    return fit(directory, config(plugins=[saving, f"{{use: 'native.py:Native', seconds: {seconds}}}"]))
+
+
+@pytest.mark.slow
+def test_a_native_call_that_returns_within_the_patience_of_the_checkpoint_loses_no_step(tmp_path: Path) -> None:
+    run = fit_native(tmp_path, seconds=10.0, patience_s=60.0)
+    run.until("AT native")
+    run.send(signal.SIGTERM)
+
+    assert run.ended() == 143
+    assert run.ends == ["interrupted 2 SIGTERM"]
+    assert run.checkpoints() == ["step_00000002"]
+    assert run.rows() == [1, 2]
+    assert "Native.wait_for_the_disk" in run.err
+    assert "cannot be interrupted; SIGTERM ends the process after 60 s" in run.err
+    assert "the process exits without it" not in run.err
+    assert run.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patience_s", [2.0, 9.0])
+def test_a_native_call_that_never_returns_ends_the_process_after_the_longest_patience(
+    patience_s: float, tmp_path: Path
+) -> None:
+    run = fit_native(tmp_path, seconds=600.0, patience_s=patience_s)
+    run.until("AT native")
+    sent = run.send(signal.SIGTERM)
+
+    assert run.ended() == 143
+    assert time.monotonic() - sent > max(patience_s, 8.0)
+    assert "Native.wait_for_the_disk" in run.err
+    assert f"did not return within {max(patience_s, 8.0):.0f} s after SIGTERM" in run.err
+
+
+OWN_HANDLER = """
+import os, signal, time
+import attrs
+from hooktrainer import Plugin, on
+from hooktrainer.events import StepEnd
+
+@attrs.define(kw_only=True)
+class OwnHandler(Plugin):
+    @on(StepEnd)
+    def handle_signals(self, event: StepEnd) -> None:
+        if event.step == 1:
+            signal.signal(signal.SIGTERM, lambda *_: print("AT own handler", flush=True))
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(9.5)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_that_a_plugin_handles_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "own_handler.py").write_text(OWN_HANDLER)
+    run = fit(tmp_path, config(plugins=["'own_handler.py:OwnHandler'"]), "trainer.total_steps=2")
+
+    assert run.ended() == 0, run.err
+    assert run.out.count("AT own handler") == 1
+    assert run.rows() == [1, 2]

@@ -136,3 +136,105 @@ def test_an_error_in_a_thread_ends_the_run_and_names_the_thread(
     assert case.thread.removesuffix(r"\d+") in run.err
     assert error.partition("(")[0] in run.err
     assert [name for name in run.left() if not name.endswith(".no_step")] == []
+
+
+FAILS_LATE = """
+import os, sys, threading, time
+import attrs
+from hooktrainer import Plugin, Priority, on
+from hooktrainer._util import signals
+from hooktrainer.events import FitEnd, FitStart
+from hooktrainer.plugin import port
+from hooktrainer.ports import RolloutEngine
+from hooktrainer.rollout.process.handle import WorkerHandle
+from hooktrainer.rollout.process.pool import WorkerPool
+from hooktrainer.tasks.sort_digits import SortDigits
+
+def fail(owner, name, thread):
+    real = getattr(owner, name)
+    def failing(*args, **options):
+        if threading.current_thread().name == thread:
+            os.write(1, b"AT fault\\n")
+            raise MemoryError("no memory")
+        return real(*args, **options)
+    setattr(owner, name, failing)
+
+def end(thread):
+    for other in threading.enumerate():
+        if other.name == thread:
+            other.join()
+
+@attrs.frozen(kw_only=True)
+class NeverReturns(SortDigits):
+    def score(self, truth, answer):
+        threading.Event().wait()
+
+@attrs.define(kw_only=True)
+class FailsLate(Plugin):
+    thread: str
+    at: str = "fit_end"
+    engine: RolloutEngine = port()
+
+    @on(FitStart, priority=Priority.CLEANUP)
+    def start(self, event: FitStart) -> None:
+        if self.at == "fit_start":
+            self.fail()
+
+    @on(FitEnd, priority=Priority.SAVE)
+    def end(self, event: FitEnd) -> None:
+        if self.at == "fit_end":
+            self.fail()
+
+    def fail(self) -> None:
+        if self.thread == "hang-watch":
+            fail(os, "read", "hang-watch")
+            os.write(signals._watch._write, b"\\x7f")
+        elif self.thread == "rollout_listen":
+            fail(WorkerHandle, "sever", "rollout_listen")  # called when the worker ends
+        elif self.thread == "rollout_feed":
+            # It waits for free capacity or for a pending group.
+            fail(WorkerPool, "_free_capacity", "rollout_feed")
+            fail(threading.Condition, "wait", "rollout_feed")
+            pool = self.engine._pool
+            for changed in (pool._changed, pool._buffer._claimable):
+                with changed:
+                    changed.notify_all()
+            end("rollout_feed")
+"""
+
+
+def fails_late(directory: Path, thread: str, at: str, text: str, *overrides: str) -> SubprocessRun:
+    (directory / "fails_late.py").write_text(FAILS_LATE)
+    plugin = f"{{use: 'fails_late.py:FailsLate', thread: {thread}, at: {at}}}"
+    (directory / "run.yaml").write_text(config(text=text, plugins=[plugin]))
+    run = SubprocessRun(directory, *FIT, "run.yaml", *overrides)
+    run.until("AT fault")
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("thread", "text"), [("hang-watch", CONFIG), ("rollout_listen", PROCESSES), ("rollout_feed", PROCESSES)]
+)
+def test_an_error_in_a_thread_after_the_last_sample_fails_the_run(thread: str, text: str, tmp_path: Path) -> None:
+    run = fails_late(tmp_path, thread, "fit_end", text, "trainer.total_steps=3")
+
+    assert run.ended() == 1, run.err
+    assert f"the thread {thread} failed: MemoryError('no memory')" in run.err
+    assert run.ends == ["completed 3 all 3 steps are done"]
+    assert run.rows() == [1, 2, 3]
+    assert run.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+def test_an_error_in_the_thread_that_watches_for_hangs_ends_a_run_that_waits(engine: str, tmp_path: Path) -> None:
+    never = "task.use=fails_late.py:NeverReturns"
+    run = fails_late(tmp_path, "hang-watch", "fit_start", CONFIG.replace("use: thread", f"use: {engine}"), never)
+    since = time.monotonic()
+
+    assert run.ended() == 1, run.err
+    assert time.monotonic() - since < WITHIN_S
+    assert "the thread hang-watch failed: MemoryError('no memory')" in run.err
+    assert [end.split()[0] for end in run.ends] == ["failed"]
+    assert run.left() == []

@@ -162,10 +162,7 @@ def test_resuming_into_another_run_leaves_the_first_run_unchanged() -> None:
     [
         (["run.resume=atuo"], "there is nothing at"),
         (["run.resume=atuo"], "Did you mean 'auto'?"),
-        (
-            [RESUME, "plugins.checkpoint.enabled=false"],
-            "checkpoint is configured but disabled: set plugins[5].enabled to",
-        ),
+        ([RESUME, "plugins.checkpoint.enabled=false"], "checkpoint is configured but disabled: set plugins["),
         (["run.resume=5"], "It is off, auto, or the path of a checkpoint"),
     ],
 )
@@ -407,6 +404,14 @@ class Other(Counter):
         assert (
             fit(RESUME, "plugins.mine.enabled=false", "plugins.checkpoint.strict=false", "trainer.total_steps=3") == 0
         )
+
+    def test_resume_refuses_the_state_of_a_disabled_plugin_with_its_address(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert fit(RESUME, "plugins.mine.enabled=false", "trainer.total_steps=3") == 1
+        err = capsys.readouterr().err
+        assert "'mine', which is disabled. Set plugins[" in err
+        assert "].enabled to true, or ignore its state with checkpoint's `strict: false`" in err
 
     def test_plugin_state_that_does_not_load_names_the_plugin_and_the_checkpoint(
         self, capsys: pytest.CaptureFixture[str]

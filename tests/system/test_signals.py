@@ -99,6 +99,22 @@ def test_signal_during_a_wait_for_groups_saves_the_last_complete_step(tmp_path: 
     assert run.left() == []
 
 
+def test_signal_that_another_thread_received_interrupts_a_wait_of_the_main_thread(tmp_path: Path) -> None:
+    """The kernel interrupts only the thread that receives a signal, and Python handles it on the main thread."""
+    (tmp_path / "later.py").write_text(
+        "import signal, sys, threading\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
+        "@attrs.frozen(kw_only=True)\nclass Later(SortDigits):\n    def score(self, truth, answer):\n"
+        "        threading.Event().wait(1)  # the main thread waits for groups then\n"
+        "        signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
+        "        threading.Event().wait()\n"
+    )
+    run = fit(tmp_path, config(), "task.use=later.py:Later")
+
+    assert run.ended() == 130
+    assert run.ends == ["interrupted 0 SIGINT"]
+    assert "the run was interrupted in GroupBuffer._wait" in run.err
+
+
 @pytest.mark.parametrize("engine", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_signal_during_training_saves_the_last_complete_step(engine: str, tmp_path: Path) -> None:
     run = fit(tmp_path, config(text=CONFIG if engine == "thread" else PROCESSES, plugins=[SAVING]))

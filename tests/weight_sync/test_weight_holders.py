@@ -159,6 +159,7 @@ class TestFailures:
             queue.wait_for(2 * number + 2)
         engine.close()
         assert all(reason == "worker_died" for _, reason in queue.failed.values())  # it was too slow to be paused
+        queue.finished.pop(6, None)  # in flight while `resume` failed after its effect: may be of the new version
         assert {version for answers in queue.finished.values() for version in versions_of(answers)} == {1}
 
 

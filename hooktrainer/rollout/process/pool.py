@@ -75,6 +75,7 @@ class WorkerPool:
         self._broadcast = Broadcast(self._changed, sync_timeout_s, lambda: self.error)
         self.error: HookTrainerError | None = None
         """The error that ended generation."""
+        self._raised = False
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Spawn the workers; groups are claimed once workers are ready."""
@@ -131,7 +132,10 @@ class WorkerPool:
         self._send(Resume, "resume")
 
     def close(self) -> None:
-        """End every process and thread; a process that does not return in time is killed."""
+        """End every process and thread; a process that does not return in time is killed.
+
+        Raises the error that ended generation if it was not raised before.
+        """
         with self._changed:
             self._closing = True
             workers, self._workers = self._workers, []
@@ -154,10 +158,13 @@ class WorkerPool:
         for worker in workers:
             worker.close()
         self._buffer = None
+        if not self._raised:  # a thread failed after the last sample
+            self.raise_if_failed()
 
     def raise_if_failed(self) -> None:
         """Raise the error that ended generation, if there is one."""
         if self.error is not None:
+            self._raised = True
             raise RolloutError(f"the rollout workers have failed: {self.error}") from self.error
 
     def _send(self, message_of: Callable[[int], object], task: str) -> Sequence[WorkerHandle]:

@@ -78,7 +78,8 @@ class ProcessExit:
 
     def _fail(self, writable: int, error: BaseException) -> None:
         self.failure = failure_of(error)
-        self.kill()
+        with suppress(OSError):  # without `kill`, which waits as this thread does: it would fail in the same way
+            os.kill(self._pid, signal.SIGKILL)
         _write(writable)
 
 

@@ -41,7 +41,7 @@ class FlatLayout:
         return cls(entries, end)
 
     def allocate(self, count: int) -> list[Tensor]:
-        """Allocate flat buffers in shared memory. Raise `RolloutError` if there is not enough.
+        """Allocate flat buffers in shared memory. Raises `RolloutError` if there is not enough.
 
         The system reserves the memory at once, and frees it when the last process that maps it ends.
         """

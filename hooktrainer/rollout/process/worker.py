@@ -8,16 +8,16 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
+from time import sleep
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from hooktrainer._util.copies import exit_copy
-from hooktrainer._util.forks import call_in_forks
+from hooktrainer._util.forks import Original, call_in_forks
 from hooktrainer._util.places import place_of_thread
 from hooktrainer._util.threads import ReportingThread
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
@@ -39,18 +39,22 @@ from hooktrainer.rollout.process.messages import (
     WorkerFailed,
     unpack,
 )
-from hooktrainer.rollout.process.orphans import GRACE_S, end_with
 from hooktrainer.rollout.process.shared_memory import use_tensors
 from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.rollout.worker_loop import WorkerLoop
 from hooktrainer.weight_sync.double_buffer import ModulePair
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
+EXIT_GRACE_S: Final = 1.0
+"""Seconds that a worker has to end after its engine, or its generating thread to return, before it is killed."""
+_ORPHAN_CHECK_S: Final = 0.5
+"""Seconds between two checks that the engine is alive."""
+
 
 def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tensor]) -> None:
     """Run a worker until the engine, the process `engine`, closes the connection or dies."""
     source = RemoteGroupSource(connection)
-    end_with(engine, source.report)
+    _end_with(engine, source.report)
     # Neither blocked nor ignored: processes that a task starts would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     call_in_forks(lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
@@ -69,13 +73,34 @@ def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tens
         worker.stop()
 
 
+def _end_with(engine: int, on_failure: Callable[[BaseException], None]) -> None:
+    """End this process, and those that it starts, with its parent `engine`.
+
+    A process that the engine forked may hold the other end of the connection open.
+    """
+    worker = Original()
+
+    def kill_orphans() -> None:
+        if not worker.is_copied and os.getppid() != engine:
+            os.killpg(os.getpid(), signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == engine:
+            sleep(_ORPHAN_CHECK_S)
+        sleep(EXIT_GRACE_S)
+        kill_orphans()
+
+    atexit.register(kill_orphans)  # first, so that it is called last
+    ReportingThread(watch, "orphan-check", on_failure).start()
+
+
 class RemoteGroupSource:
     """Group source of a worker, connected to the engine's replay buffer by a pipe."""
 
     def __init__(self, connection: Connection) -> None:
         self.stats: Final = RolloutStats()
         self._connection = connection
-        self._process = os.getpid()
+        self._process = Original()
         self._sending = threading.Lock()
         self._arrived = threading.Condition()
         self._groups: deque[Group] = deque()
@@ -86,8 +111,7 @@ class RemoteGroupSource:
 
     def send(self, message: object) -> None:
         """Send a message to the engine; close the source if the engine is dead."""
-        if os.getpid() != self._process:
-            exit_copy()
+        self._process.exit_if_copied()
         try:
             with self._sending:
                 self._connection.send(message)
@@ -196,7 +220,7 @@ class Worker:
         self._stopped.set()
         self._source.close()
         self._modules.resume()
-        self._thread.join(GRACE_S)
+        self._thread.join(EXIT_GRACE_S)
         if self._thread.is_alive():
             self._source.send(Abandoned(self._thread.name, place_of_thread(self._thread)))
             os._exit(0)

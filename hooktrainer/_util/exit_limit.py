@@ -1,0 +1,44 @@
+"""A limit for the exit of the process, where handlers of `atexit` and queues of `multiprocessing` may hang."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from types import FrameType
+from typing import Final
+
+from hooktrainer._util.places import place
+
+EXIT_S: Final = 5.0
+"""Seconds that the exit of the process may take."""
+_FRESH_S: Final = 10.0
+"""Seconds after which a script that still runs has other work, so that its exit is its own."""
+
+
+def limit_exit(code: int) -> None:
+    """Exit the process with `code` if its exit starts within seconds from now and then takes more than `EXIT_S`."""
+    atexit.register(_start, code, monotonic())  # the last one that is registered is called first
+
+
+def _start(code: int, since: float) -> None:
+    if threading.current_thread() is threading.main_thread() and monotonic() - since < _FRESH_S:
+        signal.signal(signal.SIGALRM, partial(_exit, code))
+        signal.setitimer(signal.ITIMER_REAL, EXIT_S)
+
+
+def _exit(code: int, _number: int, frame: FrameType | None) -> None:
+    with suppress(Exception):  # buffered text, unless a stream is broken
+        sys.stdout.flush()
+    text = (
+        f"at the exit of the process, {place(frame)} did not return within {EXIT_S:g} s; the process exits without it\n"
+    )
+    try:
+        os.write(2, text.encode(errors="replace"))
+    finally:
+        os._exit(code)
