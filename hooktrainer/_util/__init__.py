@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = [
     "clock",
-    "copies",
     "durations",
+    "exit_limit",
     "files",
     "forks",
     "hangs",
