@@ -168,21 +168,20 @@ class Interrupts:
         """Return how often this part was interrupted."""
         return self._reached[part.key]
 
-    def interrupt(self, part: Part) -> None:
-        """Send a signal from another thread, because only a signal interrupts a wait of the main thread."""
+    def interrupt(self, part: Part | None) -> None:
+        """Send a signal from another thread, because only a signal interrupts a wait of the main thread.
+
+        Without a part, the main thread only handles a signal that arrived just before its wait, or on another thread.
+        SIGTERM is sent then: it has no effect after the first signal, and Python handles it after SIGHUP and SIGINT.
+        """
+        if part is None:
+            harmless = signal.SIGTERM if signal.SIGTERM in self.previous else next(iter(self.previous))
+            signal.pthread_kill(threading.main_thread().ident or 0, harmless)
+            return
         number = self.number or next(iter(self.previous), None)
         if self._sent is None and number is not None:
             self._sent = part, number
             signal.pthread_kill(threading.main_thread().ident or 0, number)
-
-    def wake(self) -> None:
-        """Let the main thread handle a signal that has not reached it.
-
-        It may have arrived just before a wait, or on another thread, so that the wait was not interrupted. SIGTERM has
-        no effect after the first signal, and Python handles it after SIGHUP and SIGINT.
-        """
-        number = signal.SIGTERM if signal.SIGTERM in self.previous else next(iter(self.previous))
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def _interrupt(self, part: Part, frame: FrameType | None) -> None:
         self._reached[part.key] += 1

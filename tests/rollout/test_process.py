@@ -123,7 +123,7 @@ class TestDeaths:
     def test_a_death_is_seen_while_a_fork_in_a_session_of_its_own_holds_the_connection(
         self, make: Make, tmp_path: Path
     ) -> None:
-        engine = make(ForksThenDies(pid=tmp_path / "pid"), max_restarts=0)
+        engine = make(ForksThenDies(pid=tmp_path / "pid"))
         queue = started(engine)
         queue.wait_for(1)
         assert "was killed by SIGKILL while it answered group 0" in str(queue.failed[0][0])
@@ -156,7 +156,7 @@ class TestDeaths:
             engine.pump()
 
     def test_a_worker_that_exits_early_counts_as_dead(self, make: Make) -> None:
-        queue = started(make(Faulty(act="exit"), max_restarts=0))
+        queue = started(make(Faulty(act="exit")))
         queue.wait_for(1)
         error, reason = queue.failed[0]
         assert reason == "worker_died"

@@ -84,7 +84,7 @@ CASES = {
     "rollout_listen": Case("hooktrainer/rollout/process/pool.py", "rollout_listen", "WorkerPool, '_handle'", PROCESSES),
     "rollout": Case("hooktrainer/rollout/process/worker.py", "rollout", "RemoteGroupSource, 'claim'", PROCESSES),
     "release": Case("hooktrainer/rollout/process/worker.py", "release", "ModulePair, 'release'", PROCESSES),
-    "orphan-check": Case("hooktrainer/rollout/process/orphans.py", "orphan-check", "os, 'getppid'", PROCESSES),
+    "orphan-check": Case("hooktrainer/rollout/process/worker.py", "orphan-check", "os, 'getppid'", PROCESSES),
     "exit-of": Case("hooktrainer/rollout/process/process_exit.py", r"exit-of-\d+", "os, 'waitid'", PROCESSES),
     "weight_sync": Case("hooktrainer/weight_sync/copying.py", r"weight_sync_\d+", "copying, '_copy'"),
     "watchdog": Case("plugins/hooktrainer_plugins/watchdog.py", "watchdog", "Watchdog, '_report'"),
