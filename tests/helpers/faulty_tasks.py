@@ -85,7 +85,7 @@ class Starts(Addition):
 
     pid: Path
 
-    def score(self, truth: str, answer: str) -> float:
+    def grade(self, truth: str, answer: str) -> float:
         if not self.pid.exists():
             program = subprocess.Popen(["sleep", "600"])
             self.pid.with_suffix(".new").write_text(str(program.pid))

@@ -29,8 +29,7 @@ from hooktrainer.rollout.process.engine import ProcessOptions
 act = sys.argv[1]
 if __name__ == '__main__':
     task = Starts(pid=Path(sys.argv[2])) if act == 'starts' else rollouts.TASK
-    parts = dict(policy=rollouts.build, tokenizer=rollouts.TOKENIZER, task=task, seed=0)
-    engine = ProcessOptions(n=2, max_response_length=6).build(**parts)
+    engine = ProcessOptions(n=2, max_response_length=6).build(rollouts.generator_config(task=task))
     rollouts.publish(engine, 0)
     queue = rollouts.Queue(rollouts.groups(4))
     engine.start(queue)

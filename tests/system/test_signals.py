@@ -103,7 +103,7 @@ def test_signal_that_another_thread_received_interrupts_a_wait_of_the_main_threa
     """The kernel interrupts only the thread that receives a signal, and Python handles it on the main thread."""
     (tmp_path / "later.py").write_text(
         "import signal, sys, threading\nimport attrs\nfrom hooktrainer.tasks.sort_digits import SortDigits\n\n"
-        "@attrs.frozen(kw_only=True)\nclass Later(SortDigits):\n    def score(self, truth, answer):\n"
+        "@attrs.frozen(kw_only=True)\nclass Later(SortDigits):\n    def grade(self, truth, answer):\n"
         "        threading.Event().wait(1)  # the main thread waits for groups then\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
         "        threading.Event().wait()\n"
