@@ -188,7 +188,7 @@ CASES = {
     "`score` never returns in a thread": task("score", "hang"),
     "`score` never returns in a worker process": task("score", "hang", "process"),
     "`score` never returns, with `replay.sample_timeout_s`": task(
-        "score", "hang", "thread", "replay.sample_timeout_s=2", named="Task.score"
+        "score", "hang", "thread", "replay.sample_timeout_s=2", named="Task.grade"
     ),
     "the prompt source raises": task("train", "raise", named="ValueError: boom"),
     "the prompt source never returns": task("train", "hang"),
