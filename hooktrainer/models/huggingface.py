@@ -27,6 +27,7 @@ class HuggingFacePolicy(nn.Module):
         super().__init__()
         self.lm = lm
         self._dtype: torch.dtype = getattr(torch, dtype)
+        self._recomputed: list[GradientCheckpointingLayer] = []
         self.padded_vocab_size, self.width = vocabulary_and_width(lm)
         # transformers 5.24 renamed the argument.
         parameters = inspect.signature(lm.base_model.forward).parameters
@@ -93,6 +94,7 @@ class HuggingFacePolicy(nn.Module):
         # transformers 5.24 renamed the method.
         enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
         enable({"use_reentrant": False})
+        self._recomputed = [part for part in lm.modules() if isinstance(part, GradientCheckpointingLayer)]
 
     @contextmanager
     def _recomputed_layers(self) -> Iterator[None]:
@@ -100,10 +102,9 @@ class HuggingFacePolicy(nn.Module):
 
         Dropout belongs to parts of a layer, which stay in evaluation mode.
         """
-        layers = [part for part in self.lm.modules() if isinstance(part, GradientCheckpointingLayer)]
-        layers = [part for part in layers if part.gradient_checkpointing and not part.training]
+        layers = [layer for layer in self._recomputed if not layer.training] if torch.is_grad_enabled() else []
         try:
-            for layer in layers if torch.is_grad_enabled() else ():
+            for layer in layers:
                 layer.training = True
             yield
         finally:

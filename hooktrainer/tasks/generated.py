@@ -20,7 +20,7 @@ MAX_SIZE: Final = 10_000_000
 """Prompts of an epoch, which are drawn before the first one is used."""
 _MAX_REPEATED: Final = 1000
 """Repeated held-out prompts in a row after which the held-out set is considered complete."""
-_MAX_OTHER_SET: Final = 10_000
+MAX_OTHER_SET: Final = 10_000
 """Prompts in a row of the other set after which this set is considered empty."""
 
 
@@ -68,14 +68,14 @@ class GeneratedTask:
 
     def _split(self, rng: np.random.Generator, *, heldout: bool) -> Iterator[tuple[str, str]]:
         other_set = 0
-        while other_set < _MAX_OTHER_SET:
+        while other_set < MAX_OTHER_SET:
             text, truth = self.draw(rng)
-            other_set = other_set + 1 if _is_heldout(text) != heldout else 0
+            other_set = other_set + 1 if is_heldout(text) != heldout else 0
             if not other_set:
                 yield text, truth
         expected, other = ("held-out", "training") if heldout else ("training", "held-out")
         raise ConfigError(
-            f"{self} has no {expected} prompts: {_MAX_OTHER_SET} drawn in a row were all {other} ones. One prompt in "
+            f"{self} has no {expected} prompts: {MAX_OTHER_SET} drawn in a row were all {other} ones. One prompt in "
             f"{HELDOUT_SHARE} is held out, by its text, so a task needs many different prompts"
         )
 
@@ -85,5 +85,6 @@ def _example(number: int, pair: tuple[str, str]) -> Example:
     return Example(text, {"truth": truth}, number)
 
 
-def _is_heldout(text: str) -> bool:
+def is_heldout(text: str) -> bool:
+    """Return whether a prompt is held out, by a checksum of its text."""
     return zlib.crc32(text.encode()) % HELDOUT_SHARE == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Final
@@ -17,13 +16,10 @@ from attrs.validators import ge, instance_of, le, optional
 from hooktrainer.errors import ConfigError, RolloutError, did_you_mean, line_of, message_of, shortened
 from hooktrainer.ports import Answer, Example
 from hooktrainer.tasks.examples import LazyExamples
+from hooktrainer.tasks.generated import HELDOUT_SHARE, MAX_OTHER_SET, is_heldout
 
-HELDOUT_SHARE: Final = 8
-"""One question in this many is held out, by a checksum of its text, so that the sets are disjoint for every seed."""
 _CHUNK: Final = 1000
 """Entries that are generated from one seed of the library."""
-_MAX_OTHER_SET: Final = 10_000
-"""Entries in a row of the other set after which this set is considered empty."""
 _MAX_SIZE: Final = 1_000_000
 
 
@@ -104,13 +100,13 @@ class ReasoningGym:
         for seed in seeds:
             dataset = self.dataset(seed)
             for index in range(_CHUNK):
-                is_heldout = zlib.crc32(dataset[index]["question"].encode()) % HELDOUT_SHARE == 0
-                others = 0 if is_heldout == heldout else others + 1
-                if is_heldout == heldout:
+                belongs = is_heldout(dataset[index]["question"]) == heldout
+                others = 0 if belongs else others + 1
+                if belongs:
                     yield seed, index
-                elif others == _MAX_OTHER_SET:
+                elif others == MAX_OTHER_SET:
                     kind = "held-out" if heldout else "training"
-                    text = f"{self.name} has no {kind} questions: {_MAX_OTHER_SET} in a row were of the other set"
+                    text = f"{self.name} has no {kind} questions: {MAX_OTHER_SET} in a row were of the other set"
                     raise ConfigError(f"{text}. One in {HELDOUT_SHARE} is held out, so it needs many questions")
 
     def _example(self, number: int, place: tuple[int, int]) -> Example:

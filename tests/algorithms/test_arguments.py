@@ -116,6 +116,14 @@ def weight(log_ratio, mask, *, high: float = 2.0):
 """
 
 
+def planned(file: Path, overrides: list[str]) -> int:
+    """Return the exit code of `plan` with functions of this file, without the clipping that they do not take."""
+    file.write_text(LOSS)
+    clip = ["algorithm.clip_ratio_low=null", "algorithm.clip_ratio_high=null"]
+    given = [f"algorithm.{override.replace('{file}', str(file))}" for override in overrides]
+    return main(["plan", QUICKSTART, *clip, *given])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -164,21 +172,15 @@ def test_plan_refuses_a_function_of_the_user_that_cannot_be_used(
     tmp_path: Path, overrides: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my_losses.py"
-    file.write_text(LOSS)
-    clip = ["algorithm.clip_ratio_low=null", "algorithm.clip_ratio_high=null"]
-    given = [f"algorithm.{override.replace('{file}', str(file))}" for override in overrides]
-    assert main(["plan", QUICKSTART, *clip, *given]) == 2
+    assert planned(file, overrides) == 2
     err = without_sources(capsys.readouterr().err)
     assert message.replace("{file}", str(file)) in err
     assert len(err.splitlines()) == 2
 
 
 def test_plan_accepts_a_function_of_the_user_with_its_argument(tmp_path: Path) -> None:
-    file = tmp_path / "my_losses.py"
-    file.write_text(LOSS)
-    clip = ["algorithm.clip_ratio_low=null", "algorithm.clip_ratio_high=null"]
-    loss = [f"algorithm.policy_loss={file}:loss", "algorithm.policy_loss_args={sharpness: 2}"]
-    assert main(["plan", QUICKSTART, *clip, *loss]) == 0
+    loss = ["policy_loss={file}:loss", "policy_loss_args={sharpness: 2}"]
+    assert planned(tmp_path / "my_losses.py", loss) == 0
 
 
 @pytest.mark.parametrize(
@@ -194,10 +196,7 @@ def test_a_fault_of_an_argument_names_the_override_that_caused_it(
     tmp_path: Path, overrides: list[str], cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my_losses.py"
-    file.write_text(LOSS)
-    clip = ["algorithm.clip_ratio_low=null", "algorithm.clip_ratio_high=null"]
-    given = [f"algorithm.{override.replace('{file}', str(file))}" for override in overrides]
-    assert main(["plan", QUICKSTART, *clip, *given]) == 2
+    assert planned(file, overrides) == 2
     heading, line = capsys.readouterr().err.splitlines()
     assert heading == "1 fault on the command line:"
     assert f"(override algorithm.{cause.replace('{file}', str(file))}): " in line

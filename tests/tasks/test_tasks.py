@@ -18,7 +18,7 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.models.character_tokenizer import UNREADABLE, CharTokenizer
 from hooktrainer.ports import Answer, Example
 from hooktrainer.tasks.addition import Addition
-from hooktrainer.tasks.generated import GeneratedTask, _is_heldout
+from hooktrainer.tasks.generated import GeneratedTask, is_heldout
 from hooktrainer.tasks.prompts import TaskPrompts
 from hooktrainer.tasks.reverse import Reverse
 from hooktrainer.tasks.sort_digits import SortDigits
@@ -76,7 +76,7 @@ class OneWord(GeneratedTask):
 
 
 def test_task_without_training_or_held_out_prompts_is_an_error() -> None:
-    words = {_is_heldout(word): word for word in map(str, range(100))}
+    words = {is_heldout(word): word for word in map(str, range(100))}
 
     with pytest.raises(ConfigError, match="has no training prompts"):
         first(OneWord(word=words[True]), 0, 1)
