@@ -7,6 +7,7 @@ __all__ = [
     "durations",
     "exit_limit",
     "files",
+    "folders",
     "forks",
     "hangs",
     "imports",

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from hooktrainer._util.places import place
 
@@ -20,15 +20,29 @@ EXIT_S: Final = 5.0
 _FRESH_S: Final = 10.0
 """Seconds after which a script that still runs has other work, so that its exit is its own."""
 
+_handlers: Final[list[Any]] = []
+"""Those that `limit_exit` has set."""
+
 
 def limit_exit(code: int) -> None:
     """Exit the process with `code` if its exit starts within seconds from now and then takes more than `EXIT_S`."""
     atexit.register(_start, code, monotonic())  # the last one that is registered is called first
 
 
+def _end() -> None:
+    """End the limit. Python removes signal handlers next, so that the alarm would kill the process."""
+    if signal.getsignal(signal.SIGALRM) in _handlers:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+# Called after the handlers that are registered later, as those of all modules that user code imports.
+atexit.register(_end)
+
+
 def _start(code: int, since: float) -> None:
     if threading.current_thread() is threading.main_thread() and monotonic() - since < _FRESH_S:
-        signal.signal(signal.SIGALRM, partial(_exit, code))
+        _handlers.append(partial(_exit, code))
+        signal.signal(signal.SIGALRM, _handlers[-1])
         signal.setitimer(signal.ITIMER_REAL, EXIT_S)
 
 

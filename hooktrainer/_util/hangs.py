@@ -65,11 +65,12 @@ class Watched(Protocol):
         """Return how often this part was interrupted. An interrupt counts once it has reached the main thread."""
         ...
 
-    def interrupt(self, part: Part | None) -> None:
-        """Interrupt this part on the main thread, unless it ended in the meantime.
+    def wake(self) -> None:
+        """Let the main thread handle a signal that has not reached it."""
+        ...
 
-        None lets the main thread handle a signal that has not reached it.
-        """
+    def interrupt(self, part: Part) -> None:
+        """Interrupt this part on the main thread, unless it ended in the meantime."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -144,7 +145,7 @@ class HangWatch:
             due = not unheard and heard[part.key] > part.interrupt_after_s + count * part.again_after_s
             if self._watched.number is None and spent[part.key] > next_wake:
                 next_wake = 2 * spent[part.key]  # a native call need not be disturbed in every tick
-                self._watched.interrupt(None)
+                self._watched.wake()
             if spent[part.key] > part.exit_after_s or (due and count == MAX_INTERRUPTS):
                 _exit_without(part, spent[part.key], number)
             elif due:

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Final
 
 _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)  # noqa: PTH120 (compared with strings)
+_PACKAGE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
 
 
 def place(frame: FrameType | None) -> str:
@@ -33,6 +34,22 @@ def place(frame: FrameType | None) -> str:
 def place_of_thread(thread: threading.Thread) -> str:
     """Return the method that a thread is in."""
     return place(sys._current_frames().get(thread.ident or 0))
+
+
+def place_of_user_code(thread: threading.Thread) -> str:
+    """Return the innermost method that a thread is in, without those of hooktrainer that called user code."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    found = ""
+    while frame is not None and not (found and frame.f_code.co_filename.startswith(_PACKAGE)):
+        if not _is_standard(frame.f_code.co_filename):
+            owner = frame.f_locals.get("self")
+            name = frame.f_code.co_qualname if owner is None else f"{type(owner).__name__}.{frame.f_code.co_name}"
+            found_here = f"{name} ({frame.f_code.co_filename}, line {frame.f_lineno})"
+            if owner is not None:
+                return found_here
+            found = found or found_here
+        frame = frame.f_back
+    return found or "code of a library"
 
 
 def places_of_threads(names: Collection[str]) -> str:

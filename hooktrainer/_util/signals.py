@@ -121,36 +121,13 @@ class Interrupts:
         self.note(error)
         if self.number is None or self.came_before_signals(error):
             return error
-        return self.raised or self.error(self.number)
+        return self.raised or _error_of(self.number)
 
     def raise_it(self) -> None:
         """Raise the exception of the first signal, if there was one."""
         if self.number is not None:
-            self.raised = self.error(self.number)
+            self.raised = _error_of(self.number)
             raise self.raised
-
-    @staticmethod
-    def error(number: signal.Signals) -> BaseException:
-        """Return the exception of a signal: KeyboardInterrupt for SIGINT, else SystemExit with 128 + its number."""
-        return KeyboardInterrupt(number.name) if number is signal.SIGINT else SystemExit(128 + number)
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal; this is the handler that Python calls."""
-        if (sent := self._sent) is not None and sent[1] == number:
-            self._sent = None
-            if sent[0].key == self.part().key:
-                self._interrupt(sent[0], frame)
-            return
-        if number == signal.SIGINT:
-            self._ctrl_c += 1
-            if self._ctrl_c > 1:
-                raise Aborted
-        self.number = self.number or signal.Signals(number)
-        self.due = True
-        if _watch is not None:
-            _watch.notice(number)
-        if self.mode is Mode.AT_ONCE:
-            self.raise_it()
 
     def part(self) -> Part:
         """Return the part of the run that is in progress."""
@@ -168,20 +145,38 @@ class Interrupts:
         """Return how often this part was interrupted."""
         return self._reached[part.key]
 
-    def interrupt(self, part: Part | None) -> None:
-        """Send a signal from another thread, because only a signal interrupts a wait of the main thread.
+    def wake(self) -> None:
+        """Let the main thread handle a signal that arrived just before its wait, or on another thread.
 
-        Without a part, the main thread only handles a signal that arrived just before its wait, or on another thread.
-        SIGTERM is sent then: it has no effect after the first signal, and Python handles it after SIGHUP and SIGINT.
+        SIGTERM is sent: it has no effect after the first signal, and Python handles it after SIGHUP and SIGINT.
         """
-        if part is None:
-            harmless = signal.SIGTERM if signal.SIGTERM in self.previous else next(iter(self.previous))
-            signal.pthread_kill(threading.main_thread().ident or 0, harmless)
-            return
+        harmless = signal.SIGTERM if signal.SIGTERM in self.previous else next(iter(self.previous))
+        signal.pthread_kill(threading.main_thread().ident or 0, harmless)
+
+    def interrupt(self, part: Part) -> None:
+        """Send a signal from another thread, because only a signal interrupts a wait of the main thread."""
         number = self.number or next(iter(self.previous), None)
         if self._sent is None and number is not None:
             self._sent = part, number
             signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal; this is the handler that Python calls."""
+        if (sent := self._sent) is not None and sent[1] == number:
+            self._sent = None
+            if sent[0].key == self.part().key:
+                self._interrupt(sent[0], frame)
+            return
+        if number == signal.SIGINT:
+            self._ctrl_c += 1
+            if self._ctrl_c > 1:
+                raise Aborted
+        self.number = self.number or signal.Signals(number)
+        self.due = True
+        if _watch is not None:
+            _watch.notice(number)
+        if self.mode is Mode.AT_ONCE:
+            self.raise_it()
 
     def _interrupt(self, part: Part, frame: FrameType | None) -> None:
         self._reached[part.key] += 1
@@ -194,6 +189,11 @@ class Interrupts:
                 self.raise_it()
             limit = f"{part.interrupt_after_s:g} s after {self.number.name}"
             raise HungError(f"{part.name}: {place(frame)} did not return within {limit} and was interrupted")
+
+
+def _error_of(number: signal.Signals) -> BaseException:
+    """Return the exception of a signal: KeyboardInterrupt for SIGINT, else SystemExit with 128 + its number."""
+    return KeyboardInterrupt(number.name) if number is signal.SIGINT else SystemExit(128 + number)
 
 
 _installed: Interrupts | None = None
@@ -257,7 +257,7 @@ def _install() -> Iterator[Interrupts]:
     try:
         _installed = interrupts
         for number in before:
-            signal.signal(number, interrupts.handle)
+            signal.signal(number, interrupts._handle)
         yield interrupts
     finally:
         interrupts.mode = Mode.HELD  # later signals are raised below

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "adamw",
     "batch",
     "batch_metrics",
     "critic",
@@ -14,6 +13,7 @@ __all__ = [
     "micro_batches",
     "objective",
     "off_policy",
+    "optimizer",
     "options",
     "policy_gradient",
     "proximal_policy",

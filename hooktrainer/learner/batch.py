@@ -7,6 +7,7 @@ Shapes: B answers, Q prompt tokens, T response tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 import attrs
@@ -31,9 +32,9 @@ class PaddedBatch:
     mask: Tensor
     """True for response tokens that are trained on, shape (B, T)."""
     behaviour: Tensor
-    """Log-probabilities of the sampler, shape (B, T); NaN where there is no token, to expose accidental use."""
+    """Log-probabilities of the sampler, shape (B, T); NaN where no token was sampled, to expose accidental use."""
     versions: Tensor
-    """Version that each token was sampled from; -1 where there is none, shape (B, T)."""
+    """Version that each token was sampled from; -1 where none was, shape (B, T)."""
     scores: Tensor
     """Scores of answers, shape (B,). They remain on the host, like all data per answer."""
     groups: NDArray[np.int64]
@@ -41,9 +42,11 @@ class PaddedBatch:
     prompt_lengths: NDArray[np.int64]
     """Number of prompt tokens of each answer, shape (B,)."""
     response_lengths: NDArray[np.int64]
-    """Number of response tokens of each answer, shape (B,)."""
+    """Number of tokens of each answer that the policy sampled, shape (B,)."""
     lengths: NDArray[np.int64]
     """Number of response tokens that are trained on, shape (B,)."""
+    widths: NDArray[np.int64]
+    """Number of response tokens up to the last one that is trained on, shape (B,)."""
 
     @classmethod
     def of(
@@ -62,30 +65,59 @@ class PaddedBatch:
         groups = groups or [_without_tokens(pad_id)]
         rows = [(group.prompt.tokens, trajectory) for group in groups for trajectory in group.trajectories]
         prompt_lengths = np.array([len(prompt) for prompt, _ in rows], dtype=np.int64)
-        response_lengths = np.array([len(trajectory.tokens) for _, trajectory in rows], dtype=np.int64)
-        left_out = [leaves_out_truncated and trajectory.truncated for _, trajectory in rows]
-        lengths = np.where(left_out, 0, response_lengths)
-        prompt_width, response_width = int(prompt_lengths.max(initial=1)), int(response_lengths.max(initial=1))
+        masks = _Masks.of([trajectory for _, trajectory in rows], leaves_out_truncated=leaves_out_truncated)
+        prompt_width, response_width = int(prompt_lengths.max(initial=1)), masks.mask.shape[1]
         tokens, behaviour, versions = _padded(rows, prompt_width, response_width, pad_id)
         left_pad = prompt_width - prompt_lengths
         scores = np.array([trajectory.score for _, trajectory in rows], dtype=np.float32)
 
-        def moved(array: NDArray[np.generic]) -> Tensor:
-            return torch.from_numpy(array).to(device)
-
+        moved = partial(_moved, device=device)
         return cls(
             tokens=moved(tokens),
             left_pad=moved(left_pad) if left_pad.any() else None,
             responses=moved(tokens[:, prompt_width:]),
-            mask=moved(np.arange(response_width) < lengths[:, None]),
+            mask=moved(masks.mask),
             behaviour=moved(behaviour).to(dtype),
             versions=moved(versions),
             scores=torch.from_numpy(scores).to(dtype),
             groups=np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups]),
             prompt_lengths=prompt_lengths,
-            response_lengths=response_lengths,
-            lengths=lengths,
+            response_lengths=masks.response_lengths,
+            lengths=masks.lengths,
+            widths=masks.widths,
         )
+
+
+def _moved(array: NDArray[np.generic], *, device: torch.device) -> Tensor:
+    """Return a tensor on the device. From pinned memory, the transfer does not wait for a GPU."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@attrs.frozen(eq=False)
+class _Masks:
+    """The fields of a `PaddedBatch` that depend on the loss masks of its answers."""
+
+    mask: NDArray[np.bool_]
+    response_lengths: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    widths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], *, leaves_out_truncated: bool) -> Self:
+        num_tokens = np.array([len(trajectory.tokens) for trajectory in trajectories], dtype=np.int64)
+        left_out = [leaves_out_truncated and trajectory.truncated for trajectory in trajectories]
+        widths = np.where(left_out, 0, num_tokens)
+        mask = np.arange(num_tokens.max(initial=1)) < widths[:, None]
+        masks = [(row, each.loss_mask) for row, each in enumerate(trajectories) if each.loss_mask is not None]
+        if not masks:
+            return cls(mask, num_tokens, widths, widths)
+        response_lengths, lengths = num_tokens.copy(), widths.copy()
+        for row, sampled in masks:
+            mask[row, : len(sampled)] &= sampled
+            response_lengths[row], lengths[row] = sampled.sum(), mask[row].sum()
+            widths[row] = np.flatnonzero(mask[row]).max(initial=-1) + 1
+        return cls(mask, response_lengths, lengths, widths)
 
 
 def _padded(
@@ -99,8 +131,9 @@ def _padded(
         length = len(trajectory.tokens)
         tokens[row, prompt_width - len(prompt) : prompt_width] = prompt
         tokens[row, prompt_width : prompt_width + length] = trajectory.tokens
-        behaviour[row, :length] = trajectory.logprobs
-        versions[row, :length] = trajectory.versions
+        sampled = slice(0, length) if trajectory.loss_mask is None else np.flatnonzero(trajectory.loss_mask)
+        behaviour[row, sampled] = trajectory.logprobs[sampled]
+        versions[row, sampled] = trajectory.versions[sampled]
     return tokens, behaviour, versions
 
 

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hooktrainer.metrics import Max, Mean, Metric, Min, Sum
 from hooktrainer.ports import Group, Trajectory
 
 
-def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
+def batch_metrics(
+    groups: Sequence[Group], over_ranks: Callable[[Mapping[str, Metric]], Mapping[str, Metric]] = dict
+) -> Mapping[str, Metric]:
     """Return metrics of scores and lengths, under the names of verl; none if there is no answer.
 
-    `response_length/clip_ratio` is the share of answers that the sampler cut off at the configured maximum length. A
-    comparison with the longest answer of the batch could never be 0.
+    `over_ranks` merges the metrics of this process with those of all ranks.
+
+    Lengths of responses count the tokens that the policy sampled. `perf/total_num_tokens` and `global_seqlen` count all
+    tokens of prompts and answers, which the learner computes. `response_length/clip_ratio` is the share of answers that
+    the sampler cut off at the configured maximum length. A comparison with the longest answer of the batch could never
+    be 0.
     """
+    merged = over_ranks(_of_this_rank(groups))
+    if not merged:
+        return {}
+    num_tokens = merged["perf/total_num_tokens"].value
+    return {**merged, "global_seqlen/max": Max(num_tokens), "global_seqlen/min": Min(num_tokens)}
+
+
+def _of_this_rank(groups: Sequence[Group]) -> Mapping[str, Metric]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if not trajectories:
         return {}
     scores = [trajectory.score for trajectory in trajectories]
-    responses = [len(trajectory.tokens) for trajectory in trajectories]
+    responses = [trajectory.length for trajectory in trajectories]
     prompts = [len(group.prompt.tokens) for group in groups for _ in group.trajectories]
-    num_tokens = sum(prompts) + sum(responses)
+    num_tokens = sum(prompts) + sum(len(trajectory.tokens) for trajectory in trajectories)
     return {
         **_spread("critic/score", scores),
         "critic/exact_match/mean": _mean([trajectory.exact for trajectory in trajectories]),
@@ -31,8 +45,6 @@ def batch_metrics(groups: Sequence[Group]) -> Mapping[str, Metric]:
         **_spread("prompt_length", prompts),
         "response_length/clip_ratio": _mean([trajectory.truncated for trajectory in trajectories]),
         "perf/total_num_tokens": Sum(num_tokens),
-        "global_seqlen/max": Max(num_tokens),
-        "global_seqlen/min": Min(num_tokens),
     }
 
 

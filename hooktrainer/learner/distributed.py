@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from hooktrainer.algorithms.aggregation import Totals
 from hooktrainer.algorithms.masking import Reduce, on_one_rank
+from hooktrainer.metrics import Metric, merge
 
 K = TypeVar("K", bound=Hashable)
 
@@ -66,6 +68,22 @@ class Communicator:
         by_rank = own.new_zeros((self.size, len(keys)))
         by_rank[self.rank] = own
         return dict(zip(keys, self.sum(by_rank).unbind(dim=1), strict=True))
+
+    def merge(self, metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+        """Merge the metrics of all ranks, in two reductions. A rank may have metrics that others do not have."""
+        if self.size == 1:
+            return dict(metrics)
+        packed = torch.frombuffer(bytearray(pickle.dumps(dict(metrics))), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(packed)
+        sizes = self.sum(sizes)
+        texts = torch.zeros((self.size, int(sizes.max())), dtype=torch.int64)
+        texts[self.rank, : len(packed)] = packed
+        merged: dict[str, Metric] = {}
+        for text, size in zip(self.sum(texts), sizes.tolist(), strict=True):
+            for key, metric in pickle.loads(bytes(text[:size].tolist())).items():  # noqa: S301 (of this run)
+                merged[key] = merge(merged[key], metric) if key in merged else metric
+        return merged
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace the gradients by their sums over all ranks, in one reduction."""

@@ -15,12 +15,12 @@ from hooktrainer.learner.batch import PaddedBatch
 
 @attrs.frozen(eq=False)
 class MicroBatch:
-    """Some answers of a batch, padded to the longest of them."""
+    """Some answers of a batch, padded to the longest of them up to its last token that is trained on."""
 
     rows: slice | Tensor
     """The answers: a slice, or their indices, shape (b,)."""
     width: int
-    """Response tokens of the longest answer, t."""
+    """Response tokens of the longest answer up to its last token that is trained on, t."""
     part: PaddedBatch
     """The data of these answers."""
 
@@ -51,12 +51,12 @@ def split(batch: PaddedBatch, *, size: int | None, tokens: int | None) -> list[M
 def _by_tokens(batch: PaddedBatch, limit: int) -> Iterator[NDArray[np.int64]]:
     """Yield indices of answers, the longest ones first."""
     first, prompt, response = 0, 0, 0
-    order = np.lexsort((batch.prompt_lengths, batch.lengths, batch.prompt_lengths + batch.lengths))[::-1].copy()
+    order = np.lexsort((batch.prompt_lengths, batch.widths, batch.prompt_lengths + batch.widths))[::-1].copy()
     for place, row in enumerate(order):
-        prompt_with, response_with = max(prompt, batch.prompt_lengths[row]), max(response, batch.lengths[row])
+        prompt_with, response_with = max(prompt, batch.prompt_lengths[row]), max(response, batch.widths[row])
         if place > first and (place - first + 1) * (prompt_with + response_with) > limit:
             yield order[first:place]
-            first, prompt_with, response_with = place, batch.prompt_lengths[row], batch.lengths[row]
+            first, prompt_with, response_with = place, batch.prompt_lengths[row], batch.widths[row]
         prompt, response = prompt_with, response_with
     if len(order):
         yield order[first:]
@@ -65,7 +65,7 @@ def _by_tokens(batch: PaddedBatch, limit: int) -> Iterator[NDArray[np.int64]]:
 def _micro_batch(batch: PaddedBatch, selection: NDArray[np.int64] | slice) -> MicroBatch:
     prompts = batch.prompt_lengths[selection]
     widest = int(batch.prompt_lengths.max(initial=1))
-    prompt, response = int(prompts.max(initial=1)), int(batch.lengths[selection].max(initial=1))
+    prompt, response = int(prompts.max(initial=1)), int(batch.widths[selection].max(initial=1))
     rows = selection if isinstance(selection, slice) else torch.from_numpy(selection).to(batch.tokens.device)
     columns = slice(0, response)
     part = PaddedBatch(
@@ -82,5 +82,6 @@ def _micro_batch(batch: PaddedBatch, selection: NDArray[np.int64] | slice) -> Mi
         prompt_lengths=prompts,
         response_lengths=batch.response_lengths[selection],
         lengths=batch.lengths[selection],
+        widths=batch.widths[selection],
     )
     return MicroBatch(rows, response, part)

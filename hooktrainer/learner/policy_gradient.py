@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,7 +13,6 @@ from torch import nn
 
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.errors import ConfigError, Fault, NonFiniteError
-from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.batch import PaddedBatch
 from hooktrainer.learner.batch_metrics import batch_metrics
 from hooktrainer.learner.critic import Critic
@@ -23,6 +22,7 @@ from hooktrainer.learner.forward import as_trunk, frozen_copy
 from hooktrainer.learner.functions import Functions
 from hooktrainer.learner.micro_batches import split
 from hooktrainer.learner.objective import Objective
+from hooktrainer.learner.optimizer import Optimizer
 from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.learner.proximal_policy import ProximalPolicy
 from hooktrainer.learner.state import learner_state, restore
@@ -86,9 +86,10 @@ class PolicyGradientLearner:
             communicator=self._communicator,
         )
         self._objective = Objective(algorithm, functions, critic, self._models, max_response_length=max_response_length)
-        self._optimizers = {"actor": AdamW(policy, optim, optim.lr, self._communicator)}
+        optimizer = partial(Optimizer, optim=optim, communicator=self._communicator)
+        self._optimizers = {"actor": optimizer(policy, lr=optim.lr)}
         if self._models.critic is not None:
-            self._optimizers["critic"] = AdamW(self._models.critic, optim, critic.lr or optim.lr, self._communicator)
+            self._optimizers["critic"] = optimizer(self._models.critic, lr=critic.lr or optim.lr)
         self._updates = 0
         self._step = 1
         self.kl_coeff = algorithm.kl_coeff
@@ -127,7 +128,7 @@ class PolicyGradientLearner:
         )
         # In training mode, dropout would make the policy differ from the sampler and from itself.
         with in_eval_mode(*filter(None, (self._module, self._models.critic))):
-            return {**batch_metrics(groups), **self._train_on(batch)}
+            return {**batch_metrics(groups, self._communicator.merge), **self._train_on(batch)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training between two steps. Not a copy."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hooktrainer.errors import CheckpointError
-from hooktrainer.learner.adamw import AdamW
 from hooktrainer.learner.experience import Models
+from hooktrainer.learner.optimizer import Optimizer
 from hooktrainer.models.policy import full_state
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -20,14 +20,14 @@ _SHOWN: Final = 5
 """Number of differences that an error message names."""
 
 
-def learner_state(models: Models, optimizers: Mapping[str, AdamW]) -> dict[str, Any]:
+def learner_state(models: Models, optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
     """Return the weights of all networks and the moments of the optimizers. Not a copy."""
     weights = {name: dict(full_state(module)) for name, module in _networks(models).items()}
     return {"weights": weights, "optimizers": {name: made.state_dict() for name, made in optimizers.items()}}
 
 
 @torch.no_grad()
-def restore(models: Models, optimizers: Mapping[str, AdamW], state: Mapping[str, Any]) -> None:
+def restore(models: Models, optimizers: Mapping[str, Optimizer], state: Mapping[str, Any]) -> None:
     """Restore the state returned by `learner_state()`.
 
     Raises `CheckpointError`, and changes nothing, if it belongs to other networks or optimizers.
@@ -79,7 +79,7 @@ def _is_exact(found: Tensor, expected: Tensor) -> bool:
     return found.dtype == expected.dtype or widened
 
 
-def _untrained(optimizers: Mapping[str, AdamW], moments: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _untrained(optimizers: Mapping[str, Optimizer], moments: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, optimizer in optimizers.items():
         if name not in moments:
             yield f"it has no {name} optimizer"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hooktrainer.metrics.derived import derive
-from hooktrainer.metrics.record import STEP_KEY, Derive, Record, Row, could_have, with_step
+from hooktrainer.metrics.record import STEP_KEY, Derive, Record, Row, could_have, require_metric, with_step
 from hooktrainer.metrics.reduction import RuleTable
 from hooktrainer.metrics.transfer import joined, to_host
 from hooktrainer.metrics.types import (
@@ -48,6 +48,7 @@ __all__ = [
     "merge",
     "number",
     "plain",
+    "require_metric",
     "to_host",
     "with_step",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 from hooktrainer.errors import MetricError, MissingMetricError, RecordError, did_you_mean
 from hooktrainer.metrics.types import Metric, Value, merge
 
+_LOG: Final = logging.getLogger("hooktrainer")
 STEP_KEY: Final = "training/global_step"
 """Key of the step in a row that sinks get, as in verl."""
 _VALIDATION: Final = "val/"
@@ -21,6 +23,27 @@ Derive: TypeAlias = Callable[[Row], Mapping[str, Value]]
 def could_have(keys: Iterable[str], metric: str) -> bool:
     """Return whether rows with these keys can contain the metric: `val/...` is only in validated steps."""
     return not metric.startswith(_VALIDATION) or any(key.startswith(_VALIDATION) for key in keys)
+
+
+def require_metric(row: Row, metric: str, *, step: int, last: bool, plugin: str) -> None:
+    """Raise `MissingMetricError` if the row must have the metric that an option of the plugin names, and has not.
+
+    Log a warning in the last step if no row could have it.
+    """
+    if metric in row:
+        return
+    if could_have(row, metric):
+        raise MissingMetricError(
+            f"{plugin} checks the metric '{metric}', which the row of step {step} does not have."
+            f"{did_you_mean(metric, row)} Set its option `metric` to a key of metrics.jsonl"
+        )
+    if last:
+        _LOG.warning(
+            "%s checked nothing: no row has a metric of validation such as '%s'. Add `validation` to the plugins, or "
+            "set another `metric`",
+            plugin,
+            metric,
+        )
 
 
 class _Row(dict[str, Any]):

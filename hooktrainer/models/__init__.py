@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 __all__ = [
+    "adapter_files",
     "character_tokenizer",
     "decoder",
+    "decoder_config",
+    "decoder_folder",
+    "device",
     "huggingface",
     "huggingface_cache",
+    "huggingface_files",
     "huggingface_loading",
     "huggingface_options",
+    "huggingface_saving",
     "huggingface_tokenizer",
     "kv_cache",
     "lora",
@@ -17,7 +23,9 @@ __all__ = [
     "precision",
     "preparation",
     "probe",
+    "saved_decoder",
     "scoring",
     "size",
     "vocabulary",
+    "weight_files",
 ]

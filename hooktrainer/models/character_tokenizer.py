@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from hooktrainer.errors import ConfigError
-from hooktrainer.ports import Messages, Tokens
+from hooktrainer.ports import Messages, Observation, Tokens
 
 UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
 """Text of a special token within an answer, which matches no character of a correct answer."""
@@ -40,6 +40,10 @@ class CharTokenizer:
             return np.array([self._ids[char] for char in prompt], dtype=np.int64)
         except KeyError as error:
             raise ConfigError(f"{error} in {reprlib.repr(prompt)} is not in the alphabet {self.alphabet!r}") from None
+
+    def encode_observation(self, observation: Observation) -> Tokens:
+        """Return the tokens of a text, which follow the end token of a turn."""
+        return self.encode(observation)
 
     def decode(self, tokens: Tokens) -> str:
         """Return the text up to the first end token."""

@@ -80,7 +80,7 @@ class Decoder(nn.Module):
             self.register_buffer("rotary", rotary_table(max_length, width // heads), persistent=False)
         self.rotary: Tensor
         self.width = width
-        self._max_length = max_length
+        self.max_length = max_length
         self._cache_shape = (layers, 2, heads, width // heads)
 
     @torch.no_grad()
@@ -158,8 +158,8 @@ class Decoder(nn.Module):
         return (keys - left_pad[:, None]).clamp(min=0), mask
 
     def _check_length(self, length: int) -> None:
-        if length > self._max_length:
-            raise ValueError(f"{length} tokens exceed the {self._max_length} tokens that the model was built for")
+        if length > self.max_length:
+            raise ValueError(f"{length} tokens exceed the {self.max_length} tokens that the model was built for")
 
 
 def rotary_table(length: int, width: int, base: float = 10_000.0) -> Tensor:

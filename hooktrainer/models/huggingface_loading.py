@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -20,6 +19,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hooktrainer.errors import ConfigError, Fault, line_of
+from hooktrainer.models.huggingface_files import read_template
 from hooktrainer.models.huggingface_tokenizer import HuggingFaceTokenizer
 
 _MAX_PADDING: Final = 1024
@@ -38,7 +38,7 @@ class Source:
         """Return the tokenizer, with the end tokens of the generation settings of the model."""
         tokenizer = self._load(AutoTokenizer)
         if chat_template not in ("auto", "none"):
-            tokenizer.chat_template = _template(chat_template)
+            tokenizer.chat_template = read_template(chat_template)
         chat = chat_template != "none" and bool(tokenizer.chat_template)
         return HuggingFaceTokenizer(tokenizer, eos_ids=self._end_tokens(tokenizer), chat=chat)
 
@@ -63,7 +63,7 @@ class Source:
 
     def _load(self, auto: Any, **settings: Any) -> Any:
         try:
-            with _no_progress_bars():
+            with no_progress_bars():
                 return auto.from_pretrained(
                     self.path, trust_remote_code=self.trust_remote_code, local_files_only=True, **settings
                 )
@@ -82,7 +82,8 @@ class Source:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
+    """Let transformers show no progress bars."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -90,11 +91,3 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        text = f"{path!r} cannot be read: {error}. It is auto, none, or the path of a file with a Jinja template"
-        raise ConfigError([Fault("model.chat_template", text)]) from None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import attrs
 from attrs.validators import gt, in_, instance_of, min_len
 
 from hooktrainer.errors import ConfigError, Fault
+from hooktrainer.models.device import device_option, to_device
+from hooktrainer.models.huggingface_files import MISSING_LIBRARY, folder_faults, library_faults, template_faults
 from hooktrainer.ports import Task, Tokenizer
 
 if TYPE_CHECKING:
@@ -29,19 +33,22 @@ class LoraOptions:
     """Last parts of the names of layers, or whole names."""
 
 
+def _expanded(path: str) -> str:
+    """Return a path with its home directory; a name of the hub has none."""
+    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111 (pathlib raises without a home)
+
+
 @attrs.frozen(kw_only=True)
 class HuggingFaceOptions:
     """A causal language model of transformers with its tokenizer, from a folder or the cache of the hub."""
 
-    path: str = attrs.field(validator=min_len(1))
+    path: str = attrs.field(converter=_expanded, validator=min_len(1))
     """Folder of the model, or its name in the cache of the hub. Nothing is downloaded."""
     dtype: Literal["float32", "bfloat16", "float16"] = attrs.field(
         default="float32", validator=in_(("float32", "bfloat16", "float16"))
     )
     """Precision of matrix products, by autocast. Weights are float32, so that small updates are not lost."""
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = attrs.field(
-        default="auto", validator=in_(("auto", "sdpa", "eager", "flash_attention_2"))
-    )
+    attention: Literal["auto", "sdpa", "eager"] = attrs.field(default="auto", validator=in_(("auto", "sdpa", "eager")))
     """Implementation of attention; `auto` is the choice of transformers."""
     gradient_checkpointing: bool = attrs.field(default=False, validator=instance_of(bool))
     """Whether layers are computed again in the backward pass, which saves memory."""
@@ -52,6 +59,18 @@ class HuggingFaceOptions:
     a file with a Jinja template."""
     lora: LoraOptions | None = None
     """Adapters to train in place of all weights."""
+    device: str = device_option()
+    """Where the model is trained: `auto` (the first GPU, else the CPU), `cpu`, `cuda`, `cuda:1`."""
+
+    def check_files(self) -> None:
+        """Raise `ConfigError` unless transformers is installed and all files of the model are there."""
+        faults = [*library_faults()]
+        if not faults:
+            faults += folder_faults(self.path, trust_remote_code=self.trust_remote_code)
+        if self.chat_template not in ("auto", "none"):
+            faults += template_faults(self.chat_template)
+        if faults:
+            raise ConfigError(faults)
 
     def tokenizer(self, task: Task) -> Tokenizer:  # noqa: ARG002 (it is that of the model)
         """Return the tokenizer of the model."""
@@ -68,10 +87,11 @@ class HuggingFaceOptions:
 
         lm = self._source.model(self.attention)
         self._source.check_sizes(lm, vocab_size=vocab_size, max_length=max_length)
+        to_device(lm, self.device, "model.device")
+        check_policy(HuggingFacePolicy(lm, "float32"))  # half precision rounds more than the check tolerates
         policy = HuggingFacePolicy(lm, self.dtype)
         if self.gradient_checkpointing:
             policy.recompute_layers()
-        check_policy(policy)
         if self.lora is not None:
             try:
                 add_lora(policy, targets=self.lora.targets, rank=self.lora.rank, alpha=self.lora.alpha, seed=seed)
@@ -79,10 +99,16 @@ class HuggingFaceOptions:
                 raise ConfigError([Fault("model.lora", str(error))]) from None
         return policy
 
+    def save(self, module: nn.Module, tokenizer: Tokenizer, folder: Path) -> None:
+        """Write the model and its tokenizer into a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
+        from hooktrainer.models.huggingface_saving import save_model
+
+        save_model(module, tokenizer, folder)
+
     @property
     def _source(self) -> Source:
         try:
             from hooktrainer.models.huggingface_loading import Source
         except ImportError as error:
-            raise ConfigError(f"the model requires transformers ({error}): pip install 'hooktrainer[hf]'") from None
+            raise ConfigError([Fault("model.use", f"{MISSING_LIBRARY} ({error})")]) from None
         return Source(self.path, self.trust_remote_code)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hooktrainer.errors import ConfigError
-from hooktrainer.ports import Messages, Tokens
+from hooktrainer.errors import ConfigError, line_of
+from hooktrainer.ports import Messages, Observation, Tokens
+
+_TURN: Final = "<the turn of the policy>"
+"""Content of a turn whose place in the text of a chat template is searched for."""
 
 
 class HuggingFaceTokenizer:
@@ -28,13 +33,20 @@ class HuggingFaceTokenizer:
         self.eos_ids: Final = ends
         self.pad_id: Final[int] = min(ends) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer into a folder, with the chat template that it applies."""
+        saved = copy.deepcopy(self._tokenizer)
+        if not self._chat:
+            saved.chat_template = None
+        saved.save_pretrained(folder)
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens: the largest id plus 1."""
         return max(self._tokenizer.get_vocab().values()) + 1
 
     def encode(self, prompt: str | Messages) -> Tokens:
-        """Return the tokens of a prompt. Raise `ConfigError` for messages if there is no chat template."""
+        """Return the tokens of a prompt. Raises `ConfigError` for messages if there is no chat template."""
         if self._chat:
             messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -47,6 +59,31 @@ class HuggingFaceTokenizer:
                 "file with one, or prompts that are texts"
             )
         return np.array(ids, dtype=np.int64)
+
+    def encode_observation(self, observation: Observation) -> Tokens:
+        """Return what the chat template writes between a turn and the next one; a plain text is of a user.
+
+        Without a template, it is the text.
+        """
+        if self._chat:
+            messages: Any = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+            before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
+            try:
+                text = self._tokenizer.apply_chat_template(
+                    [*before, *messages], add_generation_prompt=True, tokenize=False
+                )
+            except Exception as error:
+                raise ConfigError(f"the chat template cannot write an observation: {line_of(error)}") from error
+            _, found, after = str(text).rpartition(_TURN)
+            if not found:
+                raise ConfigError("the chat template leaves out earlier turns, so that no observation can follow them")
+        elif isinstance(observation, str):
+            after = observation
+        else:
+            raise ConfigError("the observation is a list of messages, and the tokenizer has no chat template")
+        ids = self._tokenizer.encode(after, add_special_tokens=False)
+        # The turn ended with an end token, which the template writes too.
+        return np.array(ids[1:] if self._chat and ids and ids[0] in self.eos_ids else ids, dtype=np.int64)
 
     def decode(self, tokens: Tokens) -> str:
         """Return the text up to the first end token, without special tokens."""

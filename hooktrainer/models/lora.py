@@ -18,37 +18,45 @@ from hooktrainer.models.policy import full_state
 
 
 class LoraLinear(nn.Module):
-    """Linear layer with frozen weights W and a trained low-rank update: (W + alpha / rank · B A) x + bias."""
+    """Linear layer with frozen weights W and a trained low-rank update: (W + alpha / rank · B A) x + bias.
+
+    The update is at least in float32, since small changes of a matrix in half precision are lost.
+    """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
         self.weight = base.weight
         self.bias = base.bias
-        self.lora_a = nn.Parameter(torch.empty(rank, base.in_features, dtype=base.weight.dtype))
-        self.lora_b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=base.weight.dtype))
-        self.scale = alpha / rank
+        dtype = torch.promote_types(base.weight.dtype, torch.float32)
+        self.lora_a = nn.Parameter(torch.empty(rank, base.in_features, dtype=dtype))
+        self.lora_b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype))
+        self.alpha, self.scale = alpha, alpha / rank
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Apply the layer. Shape (..., in_features) -> (..., out_features)."""
-        update = functional.linear(functional.linear(inputs, self.lora_a), self.lora_b)
-        return functional.linear(inputs, self.weight, self.bias) + self.scale * update
+        output = functional.linear(inputs, self.weight, self.bias)
+        update = functional.linear(functional.linear(inputs.to(self.lora_a.dtype), self.lora_a), self.lora_b)
+        return output + (self.scale * update).to(output.dtype)
 
     @torch.no_grad()
     def merged(self) -> Tensor:
         """Return W + alpha / rank · B A in new memory."""
-        return torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
+        weight = self.weight.to(self.lora_b.dtype)
+        return torch.addmm(weight, self.lora_b, self.lora_a, alpha=self.scale).to(self.weight.dtype)
 
 
 def add_lora(policy: nn.Module, *, targets: Sequence[str], rank: int, alpha: float, seed: int = 0) -> None:
     """Freeze a policy, and add an adapter, initially zero, to every linear layer that a target names.
 
     A target is the last part of a layer's name (`qkv`) or the whole name (`layers.0.qkv`). Call this once, in a model's
-    `build`. Raises `ValueError` if a target matches no layer, or if the weights of a layer are tied to others.
+    `build`. Raises `ValueError` if a target matches no linear layer or another kind of layer, such as `Conv1D` of
+    transformers, or if the weights of a layer are tied to others.
     """
     if any(isinstance(module, LoraLinear) for module in policy.modules()):
         raise ValueError("this policy has adapters already; a second `add_lora` would apply two")
     linear = {name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
     matched = {name: module for name, module in linear.items() if {name, name.rpartition(".")[2]} & set(targets)}
+    _check_kinds(policy, targets)
     _check_targets(targets, linear, matched)
     _check_untied(policy, matched)
     policy.requires_grad_(requires_grad=False)
@@ -74,7 +82,7 @@ def merged_state(policy: nn.Module) -> Mapping[str, Tensor]:
 
     Merged weights are computed at each access, one tensor at a time.
     """
-    adapters = dict(_adapters(policy))
+    adapters = dict(adapters_of(policy))
     return MergedWeights(full_state(policy), adapters) if adapters else full_state(policy)
 
 
@@ -104,8 +112,17 @@ class MergedWeights(Mapping[str, Tensor]):
         return len(self._plain)
 
 
-def _adapters(policy: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+def adapters_of(policy: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    """Yield the adapted layers by name."""
     return ((name, module) for name, module in policy.named_modules() if isinstance(module, LoraLinear))
+
+
+def _check_kinds(policy: nn.Module, targets: Sequence[str]) -> None:
+    for name, module in policy.named_modules():
+        has_weight = "weight" in module._parameters and not isinstance(module, nn.Linear)
+        if has_weight and {name, name.rpartition(".")[2]} & set(targets):
+            kind = type(module).__name__
+            raise ValueError(f"'{name}' is of type {kind}; adapters are for linear layers (nn.Linear) only")
 
 
 def _check_targets(targets: Sequence[str], linear: Mapping[str, object], matched: Mapping[str, object]) -> None:

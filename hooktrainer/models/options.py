@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 from attrs.validators import and_, ge, in_, instance_of
 
 from hooktrainer.errors import ConfigError
 from hooktrainer.models.character_tokenizer import CharTokenizer
+from hooktrainer.models.device import device_option, to_device
 from hooktrainer.models.size import ModelSize
 from hooktrainer.ports import CharacterTask, Task
 
@@ -50,6 +52,8 @@ class DecoderOptions(CharacterModel):
     depend on absolute positions."""
     tied: bool = attrs.field(default=False, validator=instance_of(bool))
     """Whether embedding and head share their weights."""
+    device: str = device_option()
+    """Where the model is trained: `auto` (the first GPU, else the CPU), `cpu`, `cuda`, `cuda:1`."""
 
     def __attrs_post_init__(self) -> None:
         unit = self.heads if self.positions == "learned" else 2 * self.heads  # a rotation acts on pairs
@@ -77,6 +81,16 @@ class DecoderOptions(CharacterModel):
         from hooktrainer.models.decoder import Decoder
 
         with torch.random.fork_rng(devices=()):  # constructors of layers draw from the global generator
-            model = Decoder(vocab_size=vocab_size, max_length=max_length, **attrs.asdict(self))
+            model = Decoder(vocab_size=vocab_size, max_length=max_length, **self.architecture())
         model.initialize(torch.Generator().manual_seed(seed))
-        return model
+        return to_device(model, self.device, "model.device")
+
+    def architecture(self) -> dict[str, Any]:
+        """Return the options that determine the shapes of the weights."""
+        return {name: value for name, value in attrs.asdict(self).items() if name != "device"}
+
+    def save(self, module: nn.Module, tokenizer: CharTokenizer, folder: Path) -> None:
+        """Write weights, options and alphabet into a folder; `saved_decoder` loads it."""
+        from hooktrainer.models.decoder_folder import write
+
+        write(folder, module, options=self.architecture(), alphabet=tokenizer.alphabet)

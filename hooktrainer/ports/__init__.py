@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from hooktrainer.ports.checkpoint import BestMetric, CheckpointStore, Retention, StoredCheckpoint
+from hooktrainer.ports.environments import (
+    Environment,
+    HasEnvironment,
+    Observation,
+    ObservationTokenizer,
+    missing_methods,
+)
 from hooktrainer.ports.groups import (
     SCORE_TOLERANCE,
     Ages,
@@ -12,6 +19,7 @@ from hooktrainer.ports.groups import (
     Floats,
     Group,
     Lost,
+    Mask,
     Messages,
     Prompt,
     Replacement,
@@ -19,11 +27,12 @@ from hooktrainer.ports.groups import (
     Trajectory,
 )
 from hooktrainer.ports.learner import KLControl, Learner, SupportsLogprobs, SupportsSkipping, SupportsTrainable
-from hooktrainer.ports.models import Tokenizer
+from hooktrainer.ports.models import ModelExport, SupportsFileCheck, Tokenizer
 from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy, SupportsWorkerReports
-from hooktrainer.ports.rollout import RolloutEngine
+from hooktrainer.ports.rollout import HasModule, RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful, step_key_fault
 from hooktrainer.ports.tasks import Answer, CharacterTask, HasFingerprint, HasSources, PromptSource, Score, Task
+from hooktrainer.ports.validation import validation_metrics
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
 
 __all__ = [
@@ -37,17 +46,24 @@ __all__ = [
     "CharacterTask",
     "CheckpointStore",
     "Clock",
+    "Environment",
     "Example",
     "FailureReason",
     "Floats",
     "Group",
     "GroupSource",
+    "HasEnvironment",
     "HasFingerprint",
+    "HasModule",
     "HasSources",
     "KLControl",
     "Learner",
     "Lost",
+    "Mask",
     "Messages",
+    "ModelExport",
+    "Observation",
+    "ObservationTokenizer",
     "Prompt",
     "PromptSource",
     "Replacement",
@@ -63,6 +79,7 @@ __all__ = [
     "Stateful",
     "StoredCheckpoint",
     "Strategy",
+    "SupportsFileCheck",
     "SupportsLogprobs",
     "SupportsSkipping",
     "SupportsTrainable",
@@ -75,5 +92,7 @@ __all__ = [
     "WeightSource",
     "WeightTransport",
     "Weights",
+    "missing_methods",
     "step_key_fault",
+    "validation_metrics",
 ]

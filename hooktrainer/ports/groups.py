@@ -7,13 +7,15 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import attrs
 import numpy as np
+from attrs.converters import optional
 from attrs.validators import deep_iterable, ge
 from numpy.typing import NDArray
 
-from hooktrainer.errors import RunError
+from hooktrainer.errors import RolloutError, RunError
 
 Tokens: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.bool_]
 SCORE_TOLERANCE: Final = 1e-9
 """Difference up to which scores are equal: partial credit is a sum with rounding errors."""
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -55,6 +57,10 @@ class Prompt:
         return self.example.text
 
 
+def _as_mask(values: Any) -> Mask:
+    return np.asarray(values, np.bool_)
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class Trajectory:
     """One answer to a prompt, as it was sampled."""
@@ -74,15 +80,33 @@ class Trajectory:
     """Whether the answer was cut off at `rollout.max_response_length`."""
     versions: Tokens
     """Version that each token was sampled from, non-decreasing. Shape (T,)."""
+    loss_mask: Mask | None = attrs.field(default=None, converter=optional(_as_mask))
+    """True for the tokens that the policy sampled, shape (T,); None if it sampled all of them.
+
+    Others, such as the output of a tool, are context only: they are not trained on, no length counts them, and their
+    log-probabilities and versions are not read."""
 
     @exact.default
     def _exact(self) -> bool:
         return abs(self.score - 1.0) <= SCORE_TOLERANCE
 
+    @loss_mask.validator
+    def _has_length(self, _: object, mask: Mask | None) -> None:
+        if mask is not None and mask.shape != (len(self.tokens),):
+            raise RolloutError(
+                f"loss_mask: expected one boolean for each of the {len(self.tokens)} tokens, found shape {mask.shape}"
+            )
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return len(self.tokens) if self.loss_mask is None else int(self.loss_mask.sum())
+
     @property
     def span(self) -> int:
-        """Number of versions from the first token to the last; 1 if all tokens have the same version."""
-        return int(self.versions[-1] - self.versions[0]) + 1 if len(self.versions) else 1
+        """Number of versions from the first sampled token to the last; 1 if all have the same version."""
+        versions = self.versions if self.loss_mask is None else self.versions[self.loss_mask]
+        return int(versions[-1] - versions[0]) + 1 if len(versions) else 1
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -122,8 +146,8 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Number of response tokens of all answers."""
-        return sum(len(trajectory.tokens) for trajectory in self.trajectories)
+        """Number of tokens of all answers that the policy sampled."""
+        return sum(trajectory.length for trajectory in self.trajectories)
 
 
 FailureReason: TypeAlias = Literal["error", "cancelled", "timeout", "worker_died"]
@@ -164,7 +188,7 @@ class Batch:
     def ages(self, step: int, iteration: int, updates_per_step: int) -> Ages:
         """Return the age of the batch if it is trained in this iteration of a step, counted from 0.
 
-        Raise `RunError` if a group is stamped for a later step.
+        Raises `RunError` if a group is stamped for a later step.
         """
         for group in self.groups:
             group.check_step(step)

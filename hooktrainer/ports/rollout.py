@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from hooktrainer.ports.groups import Prompt, Trajectory
 from hooktrainer.ports.replay import ReplayBuffer
 from hooktrainer.ports.weight_sync import WeightHolder
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @runtime_checkable
@@ -35,4 +38,14 @@ class RolloutEngine(WeightHolder, Protocol):
 
     def close(self) -> None:
         """Stop and join every worker. It may be called repeatedly, and before `start`."""
+        ...
+
+
+@runtime_checkable
+class HasModule(Protocol):
+    """An engine that holds the published weights in this process, so that they can be exported."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module with the published weights, adapters merged. It must not change, and no sync may run meanwhile."""
         ...

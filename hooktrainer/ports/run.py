@@ -67,14 +67,17 @@ class Sink(Protocol):
 
     Rows have their step under `hooktrainer.metrics.STEP_KEY`. A sink that plots against a key states it in the optional
     attribute `step_key`; another key than this one is refused before the run starts.
+
+    A resumed run opens a new sink in the same directory, also after a kill. `hooktrainer.testing.check_sink` checks
+    that no row is lost.
     """
 
     def open(self) -> None:
-        """Prepare for writing. Raises an error if rows could not be written later."""
+        """Prepare for writing, and keep the rows of earlier processes. Raises an error if rows could not be written."""
         ...
 
     def write(self, step: int, row: Row) -> None:
-        """Write one row; steps ascend."""
+        """Write one row, so that a killed process does not lose it; steps ascend, and rows may have new keys."""
         ...
 
     def close(self) -> None:

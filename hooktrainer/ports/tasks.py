@@ -22,6 +22,10 @@ class Answer:
     """Whether the answer was cut off at `rollout.max_response_length`."""
     version: int = 0
     """Version of the weights that its first token was sampled from: the steps that were complete then."""
+    turn: int = 0
+    """Number of the turn, from 0; see `hooktrainer.ports.Environment`."""
+    last: bool = True
+    """Whether no turn can follow."""
 
 
 @attrs.frozen

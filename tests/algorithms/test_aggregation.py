@@ -157,6 +157,7 @@ def _rank(rank: int, directory: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_have_the_loss_and_gradient_of_one_rank(tmp_path: Path) -> None:
     multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=2)
 

@@ -237,7 +237,7 @@ def all_reduced(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "shares",
     [
-        pytest.param((MORE, ()), id="all, none"),
+        pytest.param((MORE, ()), id="all, none", marks=pytest.mark.slow),
         pytest.param(((), MORE), id="none, all", marks=pytest.mark.slow),
         pytest.param((MORE[:1], MORE[1:]), id="1, 2", marks=pytest.mark.slow),
     ],
@@ -323,3 +323,39 @@ def test_non_finite_loss_on_one_rank_ends_the_update_on_all_ranks(skips: bool, o
     else:
         assert found[0].startswith("the reward of answer 0 is ")
         assert found[1].startswith("a reward of another rank is not finite")
+
+
+def six_groups() -> list[Group]:
+    """Six groups of four answers: 59 tokens and a sum of scores of 9.25 in the first four, 24 and 2.5 in the others."""
+    lengths = [4] * 11 + [3] * 13
+    scores = [1.0] * 9 + [0.25] + [0.0] * 6 + [1.0, 1.0, 0.5] + [0.0] * 5
+    answers = [
+        attrs.evolve(trajectory([2 + place % 5] * length, score), metrics={"late": 1.0} if place > 15 else {})
+        for place, (length, score) in enumerate(zip(lengths, scores, strict=True))
+    ]
+    found = [group([2, 3], *answers[4 * number : 4 * number + 4], number=number) for number in range(6)]
+    return [
+        attrs.evolve(one, prompt=attrs.evolve(one.prompt, example=attrs.evolve(one.prompt.example, source=source)))
+        for one, source in zip(on_policy(found, build()), "aaaaab", strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("split_at", "options"), [(4, {}), (0, {}), (1, {"adv_estimator": "gae", "critic_use": "value_head"})]
+)
+def test_two_ranks_report_the_metrics_of_one_rank(split_at: int, options: dict[str, Any]) -> None:
+    meeting, groups = Meeting(), six_groups()
+    shares = groups[:split_at], groups[split_at:]
+    found = meeting.both(
+        lambda rank: values(
+            learner(build(torch.float64), communicator=meeting.rank(rank), **options).update(shares[rank])
+        )
+    )
+    one = values(learner(build(torch.float64), **options).update(groups))
+
+    assert one["critic/score/mean"] == pytest.approx(0.4896, abs=5e-5)
+    assert one["response_length/mean"] == pytest.approx(3.458, abs=5e-4)
+    assert [one[key] for key in ("perf/total_num_tokens", "global_seqlen/max", "global_seqlen/min")] == [131] * 3
+    assert {"critic/advantages/max", "reward/late/mean", "critic/score/b/mean", "data/groups/b"} <= one.keys()
+    assert ("critic/returns/mean" in one) == bool(options)
+    assert found == [pytest.approx(one, abs=1e-9)] * 2

@@ -123,6 +123,14 @@ def test_the_rule_words_of_verl_are_known_in_every_case_and_place(key: str) -> N
     assert reduced(key, [1.0, 5.0, 2.0, 2.0]) == VERL[key]
 
 
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("timing_per_token_ms/gen", 1.0), ("x/discarded_surplus_samples", 4.0), ("a/maximum", 1.0), ("actor/LR", 1.0)],
+)
+def test_the_same_number_in_each_update_is_added_up_only_for_amounts(key: str, expected: float) -> None:
+    assert reduced(key, [1.0] * 4) == expected
+
+
 @pytest.mark.parametrize("key", ["training/off_policy/evicted_samples", "x/Discarded_Surplus_Samples"])
 def test_the_mean_staleness_of_a_tally_is_weighted_by_it(key: str) -> None:
     first, second = {key: 1, f"{key}_staleness/mean": 2.0}, {key: 3, f"{key}_staleness/mean": 6.0}

@@ -69,18 +69,21 @@ def test_adapters_and_recomputed_layers_are_trained(architecture: str) -> None:
 
 
 FAULTS = {
-    "no folder": ("model.path=absent", "  model.path: 'absent' cannot be loaded: "),
-    "no model": ("model.path=empty", "  model.path: 'empty' cannot be loaded: "),
+    "no folder": ("model.path=absent", "  model.path (override model.path=absent): 'absent' is neither a folder nor"),
+    "no model": ("model.path=empty", "  model.path (override model.path=empty): the folder 'empty' has no"),
     "path": ("model.path=7", "model.path"),
     "dtype": ("model.dtype=float8", "model.dtype"),
-    "template": ("model.chat_template=absent.jinja", "  model.chat_template: 'absent.jinja' cannot be read: "),
+    "template": (
+        "model.chat_template=absent.jinja",
+        "  model.chat_template (override model.chat_template=absent.jinja): 'absent.jinja' cannot be read: ",
+    ),
     "rank": ("model.lora={rank: 0}", "model.lora.rank"),
     "targets": ("model.lora={targets: [absent]}", "  model.lora: "),
     "positions": (
         f"rollout.max_prompt_length={POSITIONS}",
-        f"  rollout: prompts and answers have up to {POSITIONS + 4} tokens, and the model 'model' has {POSITIONS} posi",
+        f"(override rollout.max_prompt_length={POSITIONS}): prompts and answers have up to {POSITIONS + 4} tokens",
     ),
-    "attention": ("model.attention=flash_attention_2", "  model.path: 'model' cannot be loaded: "),
+    "attention": ("model.attention=flash_attention_2", "model.attention"),
 }
 
 
@@ -121,3 +124,15 @@ def test_weights_in_half_precision_are_loaded_as_float32() -> None:
     tokenizer().save_pretrained("model")
     built = HuggingFaceOptions(path="model").build(vocab_size=len(tokenizer()), max_length=20, seed=0)
     assert {parameter.dtype for parameter in built.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "cohere"])
+def test_rounding_in_half_precision_is_no_reason_to_refuse_a_model(dtype: str, architecture: str) -> None:
+    save_model(Path("model"), architecture)
+    words = tokenizer()
+    options = HuggingFaceOptions(path="model", dtype=dtype, gradient_checkpointing=True)  # type: ignore[arg-type]
+
+    built = options.build(vocab_size=len(words), max_length=20, seed=0)
+
+    assert built(torch.tensor([[3, 4, 5]])).dtype == getattr(torch, dtype)

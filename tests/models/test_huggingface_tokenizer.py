@@ -13,7 +13,7 @@ from helpers.huggingface_models import END_OF_TURN, EOS, PAD, save_model, tokeni
 from hooktrainer.errors import ConfigError
 from hooktrainer.models.huggingface_options import HuggingFaceOptions
 from hooktrainer.models.huggingface_tokenizer import HuggingFaceTokenizer
-from hooktrainer.ports import Tokenizer
+from hooktrainer.ports import ObservationTokenizer, Tokenizer
 from hooktrainer.tasks.addition import Addition
 
 MESSAGES = [{"role": "system", "content": "Add."}, {"role": "user", "content": "3+4="}]
@@ -50,6 +50,53 @@ def test_messages_are_encoded_with_the_chat_template() -> None:
     assert inner.decode(made.encode("3+4=")) == "<user>3+4=<end_of_turn><assistant>"
     assert inner.convert_tokens_to_ids(END_OF_TURN) in made.encode(MESSAGES)
     assert made.decode(made.encode(MESSAGES)) == "<system>Add.<user>3+4=<assistant>"
+
+
+class TestObservations:
+    """The tokens of a turn, its end token and an observation are those of the whole conversation."""
+
+    def test_observation_is_written_by_the_chat_template(self) -> None:
+        inner = tokenizer(chat=True)
+        end = inner.convert_tokens_to_ids(END_OF_TURN)
+        made = wrapped(chat=True, ends=(1, end))
+        assert isinstance(made, ObservationTokenizer)
+        observation = [{"role": "tool", "content": "7"}]
+        found = made.encode_observation(observation)
+        assert inner.decode(found) == "<tool>7<end_of_turn><assistant>"
+        turn = inner.encode("calc", add_special_tokens=False)
+        whole = made.encode([*MESSAGES, {"role": "assistant", "content": "calc"}, *observation])
+        assert [*made.encode(MESSAGES), *turn, end, *found] == whole.tolist()
+        assert found.dtype == np.int64
+
+    def test_plain_text_is_a_message_of_the_user(self) -> None:
+        inner = tokenizer(chat=True)
+        end = inner.convert_tokens_to_ids(END_OF_TURN)
+        found = wrapped(chat=True, ends=(1, end)).encode_observation("7")
+        assert inner.decode(found) == "<user>7<end_of_turn><assistant>"
+
+    def test_end_of_a_turn_that_is_no_end_token_is_written(self) -> None:
+        found = wrapped(chat=True, ends=(1,)).encode_observation("7")
+        assert tokenizer(chat=True).decode(found) == "<end_of_turn><user>7<end_of_turn><assistant>"
+
+    def test_without_a_template_an_observation_is_its_text(self) -> None:
+        assert wrapped().decode(wrapped().encode_observation("3+4=")) == "3+4="
+
+    def test_messages_without_a_template_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="the observation is a list of messages, and the tokenizer has no chat"):
+            wrapped().encode_observation(MESSAGES)
+
+    @pytest.mark.parametrize(
+        ("template", "message"),
+        [
+            ("{{ raise_exception('no tools') }}", "the chat template cannot write an observation: .*no tools"),
+            ("{{ messages[-1].content }}", "the chat template leaves out earlier turns"),
+        ],
+    )
+    def test_template_that_cannot_write_observations_is_an_error(self, template: str, message: str) -> None:
+        inner = tokenizer(chat=True)
+        inner.chat_template = template
+        with pytest.raises(ConfigError, match=message):
+            HuggingFaceTokenizer(inner, eos_ids=(1,), chat=True).encode_observation("7")
 
 
 def test_messages_without_a_chat_template_are_refused() -> None:
