@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hooktrainer.ports import Example, Group, Messages, Prompt, Trajectory
+from hooktrainer.ports import Example, Group, Mask, Messages, Prompt, Trajectory
 
 
 def pack_prompts(prompts: Collection[Prompt]) -> Mapping[str, object]:
@@ -47,14 +47,16 @@ def pack_groups(groups: Sequence[Group]) -> Mapping[str, object]:
         **_packed("tokens", [answer.tokens for answer in answers], np.int64),
         **_packed("logprobs", [answer.logprobs for answer in answers], np.float32),
         **_packed("versions", [answer.versions for answer in answers], np.int64),
+        **_packed_masks(answers),
     }
 
 
 def unpack_groups(state: Mapping[str, Any]) -> list[Group]:
     """Return the groups packed by `pack_groups`."""
-    names = ("score", "exact", "truncated", "text", "metrics", "tokens", "logprobs", "versions")
+    names = ("score", "exact", "truncated", "text", "metrics", "tokens", "logprobs", "versions", "loss_mask")
     plain = [state[name].tolist() for name in names[:3]] + [state[name] for name in names[3:5]]
-    rows = zip(*plain, *(_unpacked(name, state) for name in names[5:]), strict=True)
+    arrays = [_unpacked(name, state) for name in names[5:8]]
+    rows = zip(*plain, *arrays, _unpacked_masks(state, len(arrays[0])), strict=True)
     answers = iter([Trajectory(**dict(zip(names, row, strict=True))) for row in rows])
     heads = zip(
         state["number"].tolist(),
@@ -83,3 +85,17 @@ def _packed(key: str, arrays: Sequence[NDArray[Any]], dtype: type) -> Mapping[st
 def _unpacked(key: str, state: Mapping[str, Any]) -> list[NDArray[Any]]:
     ends = np.cumsum(state[f"{key}_lengths"])
     return [array.copy() for array in np.split(state[key], ends[:-1])] if len(ends) else []
+
+
+def _packed_masks(answers: Sequence[Trajectory]) -> Mapping[str, object]:
+    """Return the masks as a column; nothing if no answer has one."""
+    if all(answer.loss_mask is None for answer in answers):
+        return {}
+    masks = [np.empty(0, np.bool_) if answer.loss_mask is None else answer.loss_mask for answer in answers]
+    return _packed("loss_mask", masks, np.bool_)
+
+
+def _unpacked_masks(state: Mapping[str, Any], count: int) -> Sequence[Mask | None]:
+    if "loss_mask" not in state:
+        return [None] * count
+    return [mask if len(mask) else None for mask in _unpacked("loss_mask", state)]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 __all__ = [
+    "conversation",
     "decode_batch",
     "engine",
+    "event_loop",
     "generation",
     "generator_config",
     "inline",
     "options",
     "process",
+    "ray",
     "sampler",
     "scheduler",
+    "score_options",
+    "score_pool",
     "scoring",
     "statistics",
     "thread",
+    "turns",
     "worker_loop",
+    "workers",
 ]

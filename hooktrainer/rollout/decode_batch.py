@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hooktrainer.ports import Prompt
+from hooktrainer.rollout.conversation import Conversation
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.sampler import sample_tokens
 from hooktrainer.weight_sync.torn_reads import Fingerprint
@@ -38,9 +39,11 @@ class Request:
     ended: bool = False
     """Whether the end token was sampled."""
     complete: bool = False
-    """Whether it has ended or was truncated."""
+    """Whether it has ended or was truncated. A turn that ends is complete until its environment has replied."""
     fingerprints: set[Fingerprint] = attrs.field(factory=set)
     """Fingerprints of its weights, taken when it left each batch."""
+    conversation: Conversation | None = None
+    """Its turns, for a task with environments."""
 
     def restart(self) -> None:
         """Discard all tokens."""
@@ -49,6 +52,7 @@ class Request:
         self.versions.clear()
         self.fingerprints.clear()
         self.complete = self.ended = False
+        self.conversation = None if self.conversation is None else self.conversation.restarted()
 
 
 class DecodeBatch:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from hooktrainer._util.places import place_of_user_code
+from hooktrainer.models.device import to_device
 from hooktrainer.ports import Floats, GroupSource, Prompt, ReplayBuffer, SupportsWorkerReports, Tokens, Trajectory
 from hooktrainer.rollout.generator_config import GeneratorConfig
-from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.options import LocalOptions
 from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.rollout.worker_loop import WorkerLoop
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hooktrainer.ports import Weights
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
 
+_LOG: Final = logging.getLogger("hooktrainer")
+GRACE_S: Final = 1.5
+"""Seconds that threads have to return after the engine was closed."""
 _MAX_GROUPS: Final = 8
 """Groups of a worker that a message lists."""
 
@@ -36,6 +44,11 @@ class Engine:
     def version(self) -> int:
         """Version that the engine samples from, -1 before the first publish."""
         return self._weights.version
+
+    @property
+    def module(self) -> nn.Module:
+        """The module with the published weights; see `hooktrainer.ports.HasModule`."""
+        return self._generator.weights.in_use
 
     def spec(self) -> Weights:
         """Return the tensors that can be staged."""
@@ -71,6 +84,7 @@ class Engine:
     def start(self, buffer: ReplayBuffer) -> None:
         """Start to generate the groups of this buffer."""
         self._buffer = buffer
+        self._generator.open()
         self._stopped.clear()
         if isinstance(buffer, SupportsWorkerReports):
             buffer.set_worker_report(self.describe_workers)
@@ -87,8 +101,26 @@ class Engine:
         """Return the metrics since the last call."""
         return self._stats.take()
 
-    def _worker_loop(self, source: GroupSource) -> WorkerLoop:
-        return WorkerLoop(self._generator, source, self._stats, self._stopped, self._weights.detector.check)
+    def _end_rewards(self, seconds: float) -> None:
+        """Cancel all rewards; abandon threads whose reward does not return."""
+        self._generator.close()
+        for thread in self._generator.join(seconds):
+            warn_of_abandoned(thread, place_of_user_code(thread))
+
+    def _worker_loop(self, source: GroupSource, on_failure: Callable[[BaseException], None]) -> WorkerLoop:
+        return WorkerLoop(
+            self._generator,
+            source,
+            self._stats,
+            self._stopped,
+            check_fingerprints=self._weights.detector.check,
+            on_failure=on_failure,
+        )
+
+
+def warn_of_abandoned(thread: threading.Thread, place: str) -> None:
+    """Warn of a thread that did not return at the end of a run."""
+    _LOG.warning("%s did not return within %g s and is abandoned; it is in %s", thread.name, GRACE_S, place)
 
 
 def listed_groups(numbers: Sequence[int]) -> str:
@@ -98,12 +130,16 @@ def listed_groups(numbers: Sequence[int]) -> str:
     return f"group{'s' if len(numbers) > 1 else ''} {shown}{more}" if numbers else "no groups"
 
 
-def make_parts(options: SamplingOptions, config: GeneratorConfig) -> tuple[Generator, DoubleBuffer]:
+def make_parts(options: LocalOptions, config: GeneratorConfig) -> tuple[Generator, DoubleBuffer]:
     """Return a generator and its weights, for an engine that generates in this process."""
     from hooktrainer.models.policy import full_state
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
 
-    modules = ModulePair(config.policy, options.sync_timeout_s)
+    def policy() -> nn.Module:
+        module = config.policy()
+        return module if options.device == "auto" else to_device(module, options.device, "rollout.device")
+
+    modules = ModulePair(policy, options.sync_timeout_s)
     generator = Generator(config, options, modules)
     return generator, DoubleBuffer([full_state(module) for module in modules.modules], modules)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import cast
+from time import monotonic
+from typing import Final, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hooktrainer.algorithms.logprobs import log_policy, of_tokens
-from hooktrainer.errors import RolloutError
+from hooktrainer.errors import RolloutError, shortened
 from hooktrainer.models.policy import Policy, full_state
-from hooktrainer.ports import Answer, Floats, Group, Prompt, Tokens, Trajectory
+from hooktrainer.ports import Answer, Floats, Group, HasEnvironment, Prompt, Score, Tokens, Trajectory
 from hooktrainer.rollout.decode_batch import DecodeBatch, Request
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.rollout.sampler import uniform_draws
-from hooktrainer.rollout.scoring import score_answers
+from hooktrainer.rollout.score_pool import Resolve, ScorePool
+from hooktrainer.rollout.scoring import awaited, score_answers
+from hooktrainer.rollout.turns import PendingTurns, Turns
 from hooktrainer.weight_sync.double_buffer import ModulePair
 from hooktrainer.weight_sync.torn_reads import Fingerprint, end_tensors
+
+_LONGEST: Final = 200
+"""Characters of a prompt or an answer in a message."""
 
 
 class Generator:
@@ -32,11 +41,34 @@ class Generator:
         self._task = config.task
         self._seed = config.seed
         self._max_length = config.max_length
+        self.score_pool = ScorePool(config.reward)
+        self.turns = Turns(config.task, config, options) if isinstance(config.task, HasEnvironment) else None
+        """The environments of the task, if its answers have several turns."""
+        self._pools = [self.score_pool] if self.turns is None else [self.score_pool, self.turns.pool]
+
+    def open(self) -> None:
+        """Accept scoring and replies of environments again after `close`."""
+        for pool in self._pools:
+            pool.open()
+
+    def close(self) -> None:
+        """Cancel scoring and replies of environments."""
+        for pool in self._pools:
+            pool.close()
+
+    def join(self, seconds: float) -> Sequence[threading.Thread]:
+        """Wait until their threads have ended. Return those that are still in a call."""
+        deadline = monotonic() + seconds
+        return [thread for pool in self._pools for thread in pool.join(max(0.0, deadline - monotonic()))]
 
     def requests(self, group: Group) -> list[Request]:
         """Return the `n` requests of a group, with the random numbers of the group."""
         draws = uniform_draws(self._seed, group.number, self.options.n, self.options.max_response_length)
-        return [Request(group.prompt, group.number, row) for row in draws]
+        return [self._request(group.prompt, group.number, row) for row in draws]
+
+    def _request(self, prompt: Prompt, number: int = -1, draws: NDArray[np.float64] | None = None) -> Request:
+        conversation = None if self.turns is None else self.turns.conversation(prompt)
+        return Request(prompt, number, draws, conversation=conversation)
 
     @contextmanager
     def decode_batch(self, slots: int) -> Iterator[DecodeBatch]:
@@ -77,22 +109,67 @@ class Generator:
 
     def greedy(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         """Return the greedy answer to each prompt."""
-        requests = [Request(prompt) for prompt in prompts]
+        requests = [self._request(prompt) for prompt in prompts]
+        self._complete(requests)
+        return [answer for (answer,) in self._scored([(request.prompt, [request]) for request in requests])]
+
+    def sampled(self, prompts: Sequence[Prompt]) -> list[list[Trajectory]]:
+        """Return `n` sampled answers to each prompt, with the random numbers of its place in the sequence."""
+        groups = [Group(number=number, stamp=0, prompt=prompt) for number, prompt in enumerate(prompts)]
+        requests = [self.requests(group) for group in groups]
+        self._complete([request for of_group in requests for request in of_group])
+        return self._scored([(group.prompt, of_group) for group, of_group in zip(groups, requests, strict=True)])
+
+    def _complete(self, requests: Sequence[Request]) -> None:
+        """Decode requests until all are complete."""
         slots = min(self.options.slots, len(requests))
         if requests:
             with self.decode_batch(slots) as batch:
                 for start in range(0, len(requests), slots):
-                    batch.admit(requests[start : start + slots])
-                    while batch.rows:
-                        batch.step()
-        return [answer for request in requests for answer in self.trajectories(request.prompt, [request])]
+                    self._decode(batch, requests[start : start + slots])
 
-    def trajectories(self, prompt: Prompt, requests: Sequence[Request]) -> list[Trajectory]:
+    def _decode(self, batch: DecodeBatch, requests: Sequence[Request]) -> None:
+        """Decode requests in an empty batch; it is refilled when the environments have replied to all of its turns."""
+        pending = None if self.turns is None else PendingTurns(self.turns)
+        while requests:
+            batch.admit(requests)
+            complete = []
+            while batch.rows:
+                complete += batch.step()
+            requests = []
+            if pending is not None:
+                pending.add([request for request in complete if request.conversation is not None])
+                requests = [request for request in pending.take_all() if not request.complete]
+
+    def _scored(self, answered: Sequence[tuple[Prompt, Sequence[Request]]]) -> list[list[Trajectory]]:
+        """Score the complete requests of several prompts; raise the first error."""
+        scores = [self.submit(prompt, requests) for prompt, requests in answered]
+        try:
+            return [each.result() for each in scores]
+        finally:
+            for each in scores:
+                each.cancel()
+
+    def submit(self, prompt: Prompt, requests: Sequence[Request]) -> Future[list[Trajectory]]:
+        """Score the complete requests of a prompt on a thread of the pool."""
+
+        def score(resolve: Resolve) -> list[Trajectory]:
+            return self.trajectories(prompt, requests, resolve)
+
+        def describe() -> str:
+            first = f" (the first is {shortened(self._answer(requests[0]).text, _LONGEST)!r})" if requests else ""
+            answers = f"the {len(requests)} answers to {shortened(prompt.text, _LONGEST)!r}{first}"
+            return f"{type(self._task).__name__}.score of {answers}"
+
+        return self.score_pool.submit(score, describe)
+
+    def trajectories(self, prompt: Prompt, requests: Sequence[Request], resolve: Resolve = awaited) -> list[Trajectory]:
         """Score the complete requests of a prompt; raise `RolloutError` on non-finite logits or an invalid score."""
         logprobs = [np.array(request.logprobs, dtype=np.float32) for request in requests]
         if not all(np.isfinite(values).all() for values in logprobs):
             raise RolloutError("the model's logits are not finite, so no token can be sampled")
         answers = [self._answer(request) for request in requests]
+        scores = self._scores(prompt, requests, answers, resolve)
         return [
             Trajectory(
                 tokens=answer.tokens,
@@ -103,13 +180,22 @@ class Generator:
                 text=answer.text,
                 truncated=answer.truncated,
                 versions=np.array(request.versions, dtype=np.int64),
+                loss_mask=request.conversation and request.conversation.loss_mask(len(request.tokens)),
             )
-            for request, answer, values, score in zip(
-                requests, answers, logprobs, score_answers(self._task, prompt.example, answers), strict=True
-            )
+            for request, answer, values, score in zip(requests, answers, logprobs, scores, strict=True)
         ]
+
+    def _scores(
+        self, prompt: Prompt, requests: Sequence[Request], answers: Sequence[Answer], resolve: Resolve
+    ) -> list[Score]:
+        """Return the scores of environments, and those of the task for answers without one."""
+        conversations = [request.conversation for request in requests]
+        without = [answer for answer, own in zip(answers, conversations, strict=True) if own is None]
+        of_task = iter(score_answers(self._task, prompt.example, without, resolve) if without else ())
+        return [next(of_task) if own is None else own.score for own in conversations]
 
     def _answer(self, request: Request) -> Answer:
         tokens = np.array(request.tokens, dtype=np.int64)
         version = request.versions[0] if request.versions else 0
-        return Answer(self._tokenizer.decode(tokens), tokens, truncated=not request.ended, version=version)
+        text = self._tokenizer.decode(tokens) if request.conversation is None else request.conversation.text
+        return Answer(text, tokens, truncated=not request.ended, version=version)

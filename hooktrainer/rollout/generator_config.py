@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from hooktrainer.ports import Task, Tokenizer
+from hooktrainer.rollout.score_options import ScoreOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,5 +23,7 @@ class GeneratorConfig:
     tokenizer: Tokenizer
     task: Task
     seed: int
+    reward: ScoreOptions = attrs.field(factory=ScoreOptions)
+    """The threads that score answers."""
     max_length: int
     """Largest number of tokens of a prompt and its answer."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 
 from hooktrainer.ports import RolloutEngine
-from hooktrainer.rollout.engine import Engine, make_parts
+from hooktrainer.rollout.engine import GRACE_S, Engine, make_parts
 from hooktrainer.rollout.generator_config import GeneratorConfig
-from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.options import LocalOptions
 
 
 class InlineEngine(Engine):
@@ -16,17 +16,22 @@ class InlineEngine(Engine):
     def pump(self) -> None:
         """Answer all pending groups."""
         if self._buffer is not None:
-            self._worker_loop(self._buffer).run(block=False)
+            self._worker_loop(self._buffer, self._raise).run(block=False)
 
     def close(self) -> None:
-        """Stop generating."""
+        """Stop generating and scoring."""
         self._buffer = None
+        self._end_rewards(GRACE_S)
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
 
 
 @attrs.frozen(kw_only=True)
-class InlineOptions(SamplingOptions):
+class InlineOptions(LocalOptions):
     """Sample on the loop's thread: synchronous and reproducible."""
 
     def build(self, config: GeneratorConfig) -> RolloutEngine:
         """Build the engine."""
-        return InlineEngine(*make_parts(self, config))
+        # One reward at a time, so that functions with a state or global random numbers repeat as well.
+        return InlineEngine(*make_parts(self, attrs.evolve(config, reward=attrs.evolve(config.reward, workers=1))))

@@ -8,6 +8,7 @@ import attrs
 from attrs.validators import and_, ge, gt, in_, instance_of, optional
 
 from hooktrainer._util.durations import is_duration
+from hooktrainer.models.device import device_option
 
 COUNT = and_(instance_of(int), ge(1))
 
@@ -40,6 +41,22 @@ class SamplingOptions:
     sync_timeout_s: float = attrs.field(default=600.0, converter=float, validator=is_duration)
     """Seconds that a weight sync waits for answers that started two versions ago, and for each reply of a worker
     process. A process that exceeds it is killed and restarted; a thread that exceeds it fails the run."""
+    max_turns: int = attrs.field(default=8, validator=COUNT)
+    """Largest number of turns of an answer, for tasks with environments. `max_response_length` limits the tokens of all
+    turns and observations together."""
+    turn_timeout_s: float = attrs.field(default=60.0, converter=float, validator=is_duration)
+    """Seconds that an environment may take for its reply to a turn."""
+    tool_errors: Literal["fail", "observe"] = attrs.field(default="fail", validator=in_(("fail", "observe")))
+    """An environment that raises an error or times out. `fail`: the group fails. `observe`: the policy reads the
+    error."""
+
+
+@attrs.frozen(kw_only=True)
+class LocalOptions(SamplingOptions):
+    """How prompts are answered in the process of the learner."""
+
+    device: str = device_option()
+    """Where answers are generated: `auto` (the device of the model), `cpu`, `cuda`, `cuda:1`."""
 
 
 @runtime_checkable

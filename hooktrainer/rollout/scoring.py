@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -20,16 +20,24 @@ _ROUNDING_STEPS: Final = 8
 """Rounding errors of a sum of ten numbers, in units of the precision of a NumPy float."""
 
 
-async def _result(found: Awaitable[object]) -> object:
-    return await found
+def awaited(value: Any) -> Any:
+    """Return a value; await it in an event loop of its own if it is awaitable."""
+
+    async def result() -> Any:
+        return await value
+
+    return asyncio.run(result()) if inspect.isawaitable(value) else value
 
 
-def score_answers(task: Task, example: Example, answers: Sequence[Answer]) -> list[Score]:
-    """Return the score of each answer, with `exact` filled in. Raises `RolloutError` if the task returns others."""
+def score_answers(
+    task: Task, example: Example, answers: Sequence[Answer], resolve: Callable[[Any], Any] = awaited
+) -> list[Score]:
+    """Return the score of each answer, with `exact` filled in; `resolve` awaits those of an asynchronous task.
+
+    Raises `RolloutError` if the task returns anything but scores.
+    """
     with Original().without_copies():
-        found: object = task.score(example, answers)
-        if inspect.isawaitable(found):
-            found = asyncio.run(_result(found))
+        found: object = resolve(task.score(example, answers))
     where = f"{type(task).__name__}.score"
     if isinstance(found, (str, Mapping)) or not isinstance(found, (Sequence, np.ndarray)) or len(found) != len(answers):
         count = f"{len(found)} scores" if isinstance(found, (list, tuple, np.ndarray)) else repr(found)
@@ -37,10 +45,11 @@ def score_answers(task: Task, example: Example, answers: Sequence[Answer]) -> li
             f"{where} returned {count} for the {len(answers)} answers to {example.text!r}; expected a list with one "
             "score for each answer"
         )
-    return [_checked(score, where, example, answer) for score, answer in zip(found, answers, strict=True)]
+    return [checked_score(score, where, example, answer) for score, answer in zip(found, answers, strict=True)]
 
 
-def _checked(found: object, where: str, example: Example, answer: Answer) -> Score:
+def checked_score(found: object, where: str, example: Example, answer: Answer) -> Score:
+    """Return a score with `exact` filled in. Raises `RolloutError` if it is no finite number; `where` returned it."""
     score = found if isinstance(found, Score) else Score(found)  # type: ignore[arg-type]
     if not _is_finite(score.value):
         raise RolloutError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -15,19 +14,14 @@ from hooktrainer._util.places import place_of_thread
 from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import HookTrainerError, RolloutError
 from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Trajectory
-from hooktrainer.rollout.engine import Engine, listed_groups, make_parts
+from hooktrainer.rollout.engine import GRACE_S, Engine, listed_groups, make_parts, warn_of_abandoned
 from hooktrainer.rollout.generator_config import GeneratorConfig
-from hooktrainer.rollout.options import COUNT, SamplingOptions
+from hooktrainer.rollout.options import COUNT, LocalOptions
 
 if TYPE_CHECKING:
     from hooktrainer.rollout.generation import Generator
     from hooktrainer.rollout.worker_loop import WorkerLoop
     from hooktrainer.weight_sync.double_buffer import DoubleBuffer
-
-
-_LOG: Final = logging.getLogger("hooktrainer")
-GRACE_S: Final = 1.5
-"""Seconds that workers have to return after the engine was closed. They check after every token."""
 
 
 class FairSource:
@@ -99,7 +93,7 @@ class ThreadEngine(Engine):
         super().start(buffer)
         source = FairSource(buffer, self._num_workers)
         for number in range(self._num_workers):
-            loop = self._worker_loop(source)
+            loop = self._worker_loop(source, self._fail)
             worker = ReportingThread(partial(loop.run, block=True), f"rollout-{number}", self._fail)
             self._workers.append(worker)
             self._loops.append(loop)
@@ -107,11 +101,16 @@ class ThreadEngine(Engine):
 
     def describe_workers(self, group: int | None = None) -> str:
         """Describe the worker that generates a group, or with None all workers that have groups, with their method."""
-        workers = [(worker, loop.groups) for worker, loop in zip(self._workers, self._loops, strict=True)]
+        loops = list(zip(self._workers, self._loops, strict=True))
+        workers = [(worker, loop.groups) for worker, loop in loops]
         busy = [(worker, own) for worker, own in workers if (own if group is None else group in own)]
+        rewards = [reward for _, loop in loops for reward in loop.describe_rewards(group)]
         return ", ".join(
-            f"{worker.name} is in {place_of_thread(worker)}, with {listed_groups(own)}"
-            for worker, own in busy or (workers if group is None else [])
+            [
+                f"{worker.name} is in {place_of_thread(worker)}, with {listed_groups(own)}"
+                for worker, own in busy or (workers if group is None and not rewards else [])
+            ]
+            + rewards
         )
 
     def pump(self) -> None:
@@ -130,14 +129,15 @@ class ThreadEngine(Engine):
         self._weights.resume()  # wakes workers that wait in a sync that was interrupted
         if self._buffer is not None:
             self._buffer.close()
+        self._generator.close()  # wakes workers that wait for scores
         deadline = monotonic() + GRACE_S
         self._loops.clear()
         while self._workers:
             worker = self._workers.pop()
             worker.join(max(0.0, deadline - monotonic()))
             if worker.is_alive():
-                text = "%s did not return within %g s and is abandoned; it is in %s"
-                _LOG.warning(text, worker.name, GRACE_S, place_of_thread(worker))
+                warn_of_abandoned(worker, place_of_thread(worker))
+        self._end_rewards(max(0.0, deadline - monotonic()))
         self._buffer = None
         if failure is not None:
             raise failure
@@ -149,7 +149,7 @@ class ThreadEngine(Engine):
 
 
 @attrs.frozen(kw_only=True)
-class ThreadOptions(SamplingOptions):
+class ThreadOptions(LocalOptions):
     """Sample in threads of this process, while the learner trains."""
 
     workers: int = attrs.field(default=1, validator=COUNT)

@@ -1,4 +1,4 @@
-"""Loop of one worker: claim groups, decode them, score the answers and hand them in."""
+"""Loop of one worker: claim groups, decode them, and hand them in when they are scored."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from hooktrainer._util.places import place_of_user_code
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.ports import FailureReason, Group, GroupSource, Trajectory
 from hooktrainer.rollout.scheduler import Scheduler
+from hooktrainer.rollout.score_pool import PoolError
 from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 if TYPE_CHECKING:
-    from hooktrainer.rollout.decode_batch import Request
     from hooktrainer.rollout.generation import Generator
 
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -26,6 +28,8 @@ def failure_reason(error: BaseException) -> FailureReason:
     """Return the reason to report for a group whose generation raised this error."""
     if isinstance(error, CANCELLED):
         return "cancelled"
+    if isinstance(error, RolloutError) and error.__cause__ is not None:
+        return failure_reason(error.__cause__)  # the error of a reward
     return "timeout" if isinstance(error, TimeoutError) else "error"
 
 
@@ -38,35 +42,66 @@ class WorkerLoop:
         source: GroupSource,
         stats: RolloutStats,
         stopped: threading.Event,
+        *,
         check_fingerprints: Callable[[int, Collection[Fingerprint]], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`check_fingerprints` gets the number of each complete group; an error that it raises ends the worker."""
+        """`check_fingerprints` gets the number of each complete group; an error that it raises ends the worker.
+
+        `on_failure` gets an error of a thread that scores, after which the run cannot continue.
+        """
         self._generator = generator
         self._source = source
         self._stats = stats
         self._stopped = stopped
         self._check_fingerprints = check_fingerprints
+        self._on_failure = on_failure
         self._scheduler = Scheduler(generator)
+        self._scoring: dict[int, Future[list[Trajectory]]] = {}
+        """The answers of groups that are being scored, by number."""
+        self._scored = threading.Condition()
+        self._max_scoring = self._scheduler.max_groups + generator.score_pool.options.workers
         self._counted_until = perf_counter()
 
     @property
     def groups(self) -> Sequence[int]:
-        """Numbers of the groups that it has claimed and not handed in; may be read by other threads."""
+        """Numbers of the groups that are being generated; may be read by other threads."""
         return self._scheduler.numbers
 
+    def describe_rewards(self, group: int | None = None) -> Sequence[str]:
+        """Describe the threads that score a group or reply to its turns, or with None all; for any thread."""
+        with self._scored:
+            scoring = [one for one in self._scoring.items() if group is None or one[0] == group]
+        found = [(number, self._generator.score_pool.thread_of(scores)) for number, scores in scoring]
+        found += [one for one in self._scheduler.threads if group is None or one[0] == group]
+        return [
+            f"{thread.name} is in {place_of_user_code(thread)}, with group {number}"
+            for number, thread in found
+            if thread
+        ]
+
     def run(self, *, block: bool) -> None:
-        """Run until the source is closed or the engine is stopped; without `block`, until no group is pending."""
+        """Run until the source is closed or the engine is stopped; without `block`, until no group is pending.
+
+        With `block`, the threads that score groups hand them in. Otherwise this thread waits for each score.
+        """
         while not self._stopped.is_set():
             claimed = self._claim(block=block)
             if not claimed and not self._scheduler:
                 return
-            self._advance(claimed)
+            self._advance(claimed, block=block)
         self._scheduler.abandon()
 
     def _claim(self, *, block: bool) -> Sequence[Group]:
         """Claim as many groups as can start now; block only if no request is in flight."""
         if self._scheduler and self._generator.weights.paused:
             return ()
+        if self._must_wait_for_scores():
+            self._source.claim(0, block=False)  # no group can start now
+            if self._scheduler:
+                return ()
+            with self._scored:
+                self._scored.wait_for(lambda: not self._must_wait_for_scores())
         room = self._scheduler.room()
         if not room:
             return ()
@@ -79,40 +114,72 @@ class WorkerLoop:
         self._counted_until = perf_counter()
         return claimed
 
-    def _advance(self, claimed: Sequence[Group]) -> None:
+    def _must_wait_for_scores(self) -> bool:
+        return len(self._scoring) >= self._max_scoring
+
+    def _advance(self, claimed: Sequence[Group], *, block: bool) -> None:
         try:
             self._scheduler.add(claimed)
-            complete = self._scheduler.step()
-            if complete:
-                self._source.claim(0, block=False)  # no group can start while these are scored
-            for group, requests in complete:
-                self._hand_in(group, requests)
+            for group, requests in self._scheduler.step(waits=not block):
+                self._check_fingerprints(group.number, {one for request in requests for one in request.fingerprints})
+                scores = self._generator.submit(group.prompt, requests)
+                if block:
+                    self._scheduler.done(group)
+                    self._hand_in_later(group, scores)
+                else:
+                    self._hand_in(group, scores, self._lap)
+                    self._scheduler.done(group)
         except BaseException as error:
             for group in self._scheduler.abandon():
                 self._source.fail(group, error, failure_reason(error))
-            if isinstance(error, SyncError) or not isinstance(error, (Exception, *CANCELLED)):
+            if _ends_worker(error):
                 raise
 
-    def _hand_in(self, group: Group, requests: Sequence[Request]) -> None:
-        """Score and finish a group, or fail it; an error of one score fails no other group."""
-        self._check_fingerprints(group.number, {one for request in requests for one in request.fingerprints})
+    def _hand_in_later(self, group: Group, scores: Future[list[Trajectory]]) -> None:
+        """Hand in a group on the thread that scores it."""
+        seconds = self._lap()
+        with self._scored:
+            self._scoring[group.number] = scores
+
+        def hand_in(scores: Future[list[Trajectory]]) -> None:
+            try:
+                if not self._stopped.is_set():
+                    self._hand_in(group, scores, lambda: seconds)
+            except BaseException as error:  # noqa: BLE001 - the loop's thread raises it
+                self._on_failure(error)
+            finally:
+                with self._scored:
+                    del self._scoring[group.number]
+                    self._scored.notify_all()
+
+        scores.add_done_callback(hand_in)
+
+    def _hand_in(self, group: Group, scores: Future[list[Trajectory]], seconds: Callable[[], float]) -> None:
+        """Finish a group, or fail it; an error of one score fails no other group."""
         try:
-            answers = self._score(group, requests)
-        except (Exception, *CANCELLED) as error:  # noqa: BLE001 - the buffer raises it, or replaces the group
+            answers = self._answers(group, scores)
+        except (Exception, *CANCELLED) as error:
+            if _ends_worker(error):
+                raise
             self._source.fail(group, error, failure_reason(error))
         else:
-            now = perf_counter()
-            self._stats.generated(
-                now - self._counted_until, len(answers), sum(len(answer.tokens) for answer in answers)
-            )
-            self._counted_until = now
+            self._stats.generated(seconds(), len(answers), sum(answer.length for answer in answers))
             self._source.finish(group, answers)
-        self._scheduler.done(group)
 
-    def _score(self, group: Group, requests: Sequence[Request]) -> Sequence[Trajectory]:
-        answers: Sequence[Trajectory] | None = self._generator.trajectories(group.prompt, requests)
+    def _answers(self, group: Group, scores: Future[list[Trajectory]]) -> Sequence[Trajectory]:
+        answers: Sequence[Trajectory] | None = scores.result()
         expected = self._generator.options.n
         if answers is None or len(answers) != expected:
             found = "nothing" if answers is None else f"{len(answers)} answers"
             raise RolloutError(f"the engine generated {found} instead of {expected} answers to {group.prompt.text!r}")
         return answers
+
+    def _lap(self) -> float:
+        """Return the seconds since the last call."""
+        now = perf_counter()
+        seconds, self._counted_until = now - self._counted_until, now
+        return seconds
+
+
+def _ends_worker(error: BaseException) -> bool:
+    return isinstance(error, (SyncError, PoolError)) or not isinstance(error, (Exception, *CANCELLED))

@@ -190,7 +190,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, float]:
     """Return a contiguous host tensor of this dtype, and the largest error of the cast; copy only if necessary."""
     if tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.is_contiguous():
         return tensor, 0.0
-    ready = torch.empty(tensor.shape, dtype=dtype).copy_(tensor)
+    ready = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda).copy_(tensor)
     return ready, 0.0 if tensor.dtype == dtype else _largest_error(tensor, ready)
 
 

@@ -171,6 +171,11 @@ class DoubleBuffer:
         """Version that new readers get, -1 before the first flip."""
         return self._versions[self._used]
 
+    @property
+    def spare(self) -> int:
+        """Index of the set that is not in use."""
+        return 1 - self._used
+
     def spec(self) -> Mapping[str, Tensor]:
         """Return the tensors that can be staged: those of the spare set."""
         return self._sets[1 - self._used]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from hooktrainer.models.options import DecoderOptions
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import FailureReason, Group, Trajectory
 from hooktrainer.rollout.generator_config import GeneratorConfig
+from hooktrainer.rollout.score_options import ScoreOptions
 from hooktrainer.tasks.addition import Addition
 from hooktrainer.tasks.prompts import TaskPrompts
 
@@ -27,11 +29,16 @@ PATIENCE_S = 120
 
 
 def generator_config(
-    policy: Callable[[], nn.Module] | None = None, task: ports.Task = TASK, seed: int = 0
+    policy: Callable[[], nn.Module] | None = None, task: ports.Task = TASK, seed: int = 0, **reward: Any
 ) -> GeneratorConfig:
     """Return what an engine for the task of these tests is built from."""
     return GeneratorConfig(
-        policy=policy or build, tokenizer=TOKENIZER, task=task, seed=seed, max_length=TASK.longest_prompt + LENGTH
+        policy=policy or build,
+        tokenizer=TOKENIZER,
+        task=task,
+        seed=seed,
+        reward=ScoreOptions(**reward),
+        max_length=TASK.longest_prompt + LENGTH,
     )
 
 

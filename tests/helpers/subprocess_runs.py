@@ -121,7 +121,7 @@ class SubprocessRun:
         temporary = [path.name for path in self._temporary.rglob("*")]
         found = self.directory.glob("runs/**/.*")
         hidden = [str(path.relative_to(self.directory)) for path in found if path.name != ".no_step"]
-        return [*_of_session(self.process.pid), *_orphans(self._shared), *temporary, *hidden]
+        return [*processes_of(self.process.pid), *_orphans(self._shared), *temporary, *hidden]
 
 
 def _pending(process: int) -> list[int]:
@@ -130,7 +130,7 @@ def _pending(process: int) -> list[int]:
     return [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
 
 
-def _of_session(session: int) -> list[str]:
+def processes_of(session: int) -> list[str]:
     """Return the live processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -82,49 +82,54 @@ class Waiting(Addition):
         return 1.0
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_threads_claim_no_groups_for_a_worker_that_scores(slots: int) -> None:
-    """One worker blocks in `score` with one group. The other one claims as many as it has slots."""
-    task, buffer = Waiting(), filled(1)
-    engine = ThreadOptions(n=1, max_response_length=LENGTH, workers=2, slots=slots).build(generator_config(task=task))
+@pytest.mark.parametrize(("slots", "rewards"), [(1, 1), (1, 3), (3, 2)])
+def test_threads_claim_no_groups_while_too_many_wait_for_scores(slots: int, rewards: int) -> None:
+    """Rewards block. Each worker claims until as many groups as it has slots wait, beside those being scored."""
+    task, buffer = Waiting(), filled(60)
+    options = ThreadOptions(n=1, max_response_length=LENGTH, workers=2, slots=slots)
+    engine = options.build(generator_config(task=task, workers=rewards))
     publish(engine, 0)
     engine.start(buffer)
     try:
-        assert task.entered.acquire(timeout=PATIENCE_S)
-        buffer.dispatch([group.prompt for group in groups(9)], 1)
-        assert task.entered.acquire(timeout=PATIENCE_S)
-        assert len(buffer.claimed) <= 1 + slots
-        buffer.clock.advance(11)
-        assert buffer.timed_out() == len(buffer.claimed)
-        assert buffer.count_pending() == 10 - len(buffer.claimed)
+        buffer.wait_until_claimed(2 * (slots + rewards))
+        for _ in range(rewards):
+            assert task.entered.acquire(timeout=PATIENCE_S)
+        with buffer.frozen():
+            buffer.clock.advance(11)
+            claimed = len(buffer.claimed)
+            assert claimed <= 2 * (2 * slots + rewards - 1)
+            assert buffer.timed_out() == claimed
+            assert buffer.count_pending() == 60 - claimed
     finally:
-        for _ in range(20):
+        for _ in range(200):
             task.released.release()
         engine.close()
 
 
-def test_no_group_is_sent_to_a_worker_process_that_scores(tmp_path: Path) -> None:
+def test_no_group_is_sent_to_a_worker_process_in_which_too_many_wait_for_scores(tmp_path: Path) -> None:
     task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
     os.mkfifo(task.inside)
     os.mkfifo(task.proceed)
-    engine = ProcessOptions(n=1, max_response_length=LENGTH, workers=1, slots=2).build(generator_config(task=task))
+    options = ProcessOptions(n=1, max_response_length=LENGTH, workers=1, slots=1)
+    engine = options.build(generator_config(task=task, workers=1))
     publish(engine, 0)
-    buffer = filled(1)
+    buffer = filled(5)
     engine.start(buffer)
     try:
+        buffer.wait_until_claimed(2)
         task.inside.open().close()
-        engine.logprobs(np.arange(3))  # its reply comes after the messages that the worker sent before it scored
-        buffer.dispatch([group.prompt for group in groups(2)], 1)
-        buffer.clock.advance(11)
-        assert buffer.timed_out() == 1  # the group that is being scored
-        assert buffer.claimed == [0]
+        engine.logprobs(np.arange(3))
+        assert buffer.claimed in ([0, 1], [0, 1, 2])  # one is scored, one waits; none starts after both are decoded
         task.proceed.open("w").close()
+        task.inside.open().close()
         buffer.wait_until_claimed(3)
-        buffer.clock.advance(10)
-        assert buffer.timed_out() == 3
-        for _ in range(2):
-            task.inside.open().close()
+        buffer.clock.advance(11)
+        assert buffer.timed_out() == len(buffer.claimed) - 1
+        for _ in range(3):
             task.proceed.open("w").close()
+            task.inside.open().close()
+        buffer.wait_until_claimed(5)
+        task.proceed.open("w").close()
     finally:
         engine.close()
 
@@ -136,13 +141,13 @@ def test_no_group_is_sent_to_a_worker_process_that_scores(tmp_path: Path) -> Non
         (InlineOptions, "group"),
         (ThreadOptions, "continuous"),
         (ThreadOptions, "group"),
-        (ProcessOptions, "continuous"),
+        pytest.param(ProcessOptions, "continuous", marks=pytest.mark.slow),
     ],
 )
 def test_no_more_groups_are_claimed_than_there_are_slots(kind: type[ThreadOptions], batching: str) -> None:
     workers = {} if kind is InlineOptions else {"workers": 2}
     options = kind(n=1, max_response_length=LENGTH, slots=3, batching=batching, **workers)
-    engine = options.build(generator_config())
+    engine = options.build(generator_config(workers=1))
     publish(engine, 0)
     at_work: list[int] = []
 
@@ -161,6 +166,8 @@ def test_no_more_groups_are_claimed_than_there_are_slots(kind: type[ThreadOption
     finally:
         engine.close()
     per_worker = 1 if batching == "group" else 3
+    if kind is not InlineOptions:  # as many may wait for scores, beside the one that is scored
+        per_worker = 2 * per_worker + 1
     assert 0 < max(at_work) <= workers.get("workers", 1) * per_worker
 
 
@@ -170,21 +177,23 @@ def test_no_group_is_claimed_while_a_sync_pauses_an_idle_engine(kind: type[Threa
     os.mkfifo(task.inside)
     os.mkfifo(task.proceed)
     options = kind(n=1, max_response_length=LENGTH, workers=1, slots=1)
-    engine = options.build(generator_config(task=task))
+    engine = options.build(generator_config(task=task, workers=1))
     publish(engine, 0)
-    queue = Queue(groups(2))
+    queue = Queue(groups(3))
     engine.start(queue)
     try:
         task.inside.open().close()
+        queue.wait_until(lambda: len(queue.claimed) == 2)  # the third waits until a group is scored
         engine.pause()
         task.proceed.open("w").close()
         queue.wait_for(1)
         engine.logprobs(np.arange(3))
-        assert queue.claimed == [0]
-        engine.resume()
-        task.inside.open().close()
         assert queue.claimed == [0, 1]
-        task.proceed.open("w").close()
+        engine.resume()
+        queue.wait_until(lambda: len(queue.claimed) == 3)
+        for _ in range(2):
+            task.inside.open().close()
+            task.proceed.open("w").close()
     finally:
         engine.close()
 

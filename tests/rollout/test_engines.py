@@ -7,8 +7,10 @@ import concurrent.futures
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from multiprocessing import active_children
+from typing import Any
 
 import attrs
 import numpy as np
@@ -33,6 +35,7 @@ from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Example, Group, Prompt, Trajectory
 from hooktrainer.rollout.inline import InlineOptions
 from hooktrainer.rollout.process.engine import ProcessOptions
+from hooktrainer.rollout.ray.engine import RayOptions
 from hooktrainer.rollout.thread import ThreadOptions
 from hooktrainer.tasks.addition import Addition
 
@@ -45,7 +48,11 @@ OPTIONS = {
     "2 threads, few slots": ThreadOptions(**BASE, workers=2, slots=3, on_sync="continue"),
     "2 processes": ProcessOptions(**BASE, workers=2),
     "process by group": ProcessOptions(**BASE, workers=1, batching="group"),
+    "Ray by group": RayOptions(**BASE, workers=1, batching="group"),
 }
+SLOW = {"Ray by group"}
+REMOTE = [ProcessOptions, RayOptions]
+Make = Callable[..., Any]
 NO_PROCESS = [name for name in OPTIONS if "process" not in name]
 
 
@@ -69,7 +76,20 @@ def made(name: str, task: Addition = TASK) -> ports.RolloutEngine:
     return OPTIONS[name].build(generator_config(build, task, 0))
 
 
-@pytest.fixture(params=OPTIONS)
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Return a function that builds an engine; it is closed after the test."""
+    with ExitStack() as engines:
+
+        def closing(name: str, task: Addition = TASK) -> ports.RolloutEngine:
+            engine = made(name, task)
+            engines.callback(engine.close)
+            return engine
+
+        yield closing
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in OPTIONS])
 def engine(request: pytest.FixtureRequest) -> Iterator[ports.RolloutEngine]:
     engine = made(request.param)
     yield engine
@@ -105,7 +125,9 @@ def test_every_claimed_group_gets_n_answers_of_one_version(engine: ports.Rollout
     assert "rollout/num_tokens" not in engine.take_metrics()
 
 
-@pytest.mark.parametrize("name", ["3 threads by group", "process by group"])
+@pytest.mark.parametrize(
+    "name", ["3 threads by group", "process by group", pytest.param("Ray by group", marks=pytest.mark.slow)]
+)
 def test_groups_decoded_one_by_one_equal_those_of_the_inline_engine(name: str) -> None:
     engines = [made("inline by group"), made(name)]
     queues = [Queue(groups(12)), Queue(groups(12))]
@@ -189,8 +211,8 @@ class SilentTask(Addition):
 
 
 @pytest.mark.parametrize("gives", [None, "1.0"])
-def test_score_that_is_not_a_number_is_an_error(gives: object) -> None:
-    engine = made("inline", SilentTask(gives=gives))
+def test_score_that_is_not_a_number_is_an_error(gives: object, make: Make) -> None:
+    engine = make("inline", SilentTask(gives=gives))
     publish(engine, 0)
     queue = Queue(groups(1))
     serve(engine, queue, 1)
@@ -213,21 +235,21 @@ ROUNDED: dict[str, tuple[object, float]] = {
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_a_score_within_rounding_of_0_or_1_is_0_or_1(kind: str) -> None:
+def test_a_score_within_rounding_of_0_or_1_is_0_or_1(kind: str, make: Make) -> None:
     gives, expected = ROUNDED[kind]
-    engine = made("inline", SilentTask(gives=gives))
+    engine = make("inline", SilentTask(gives=gives))
     publish(engine, 0)
     queue = Queue(groups(1))
     serve(engine, queue, 1)
     assert queue.failed == {}
-    assert {answer.score for answer in queue.finished[0]} == {expected}
+    assert {(answer.score, answer.exact) for answer in queue.finished[0]} == {(expected, expected == 1.0)}
     (greedy,) = engine.answer([groups(1)[0].prompt])
     assert greedy.score == expected
 
 
 @pytest.mark.parametrize("gives", [1.001, -0.001, -7, np.float32(1.00001), 1e30])
-def test_any_finite_number_is_a_score(gives: float) -> None:
-    engine = made("inline", SilentTask(gives=gives))
+def test_any_finite_number_is_a_score(gives: float, make: Make) -> None:
+    engine = make("inline", SilentTask(gives=gives))
     publish(engine, 0)
     queue = Queue(groups(1))
     serve(engine, queue, 1)
@@ -235,8 +257,8 @@ def test_any_finite_number_is_a_score(gives: float) -> None:
 
 
 @pytest.mark.parametrize("gives", [math.nan, math.inf, -math.inf, np.float32("nan")])
-def test_a_score_that_is_not_finite_is_an_error(gives: object) -> None:
-    engine = made("inline", SilentTask(gives=gives))
+def test_a_score_that_is_not_finite_is_an_error(gives: object, make: Make) -> None:
+    engine = make("inline", SilentTask(gives=gives))
     publish(engine, 0)
     queue = Queue(groups(1))
     serve(engine, queue, 1)
@@ -246,8 +268,8 @@ def test_a_score_that_is_not_finite_is_an_error(gives: object) -> None:
 
 
 @pytest.mark.parametrize(("answers", "found"), [(None, "nothing"), ([], "0 answers")])
-def test_wrong_number_of_generated_answers_is_an_error(answers: object, found: str) -> None:
-    engine = made("inline")
+def test_wrong_number_of_generated_answers_is_an_error(answers: object, found: str, make: Make) -> None:
+    engine = make("inline")
     engine._generator.trajectories = lambda *_: answers
     publish(engine, 0)
     queue = Queue(groups(1))
@@ -265,14 +287,14 @@ def test_non_finite_logits_are_an_error(name: str) -> None:
     assert all("not finite" in str(error) for error, _ in queue.failed.values())
 
 
-def test_interrupt_on_the_thread_of_the_loop_fails_the_groups_and_is_raised() -> None:
+def test_interrupt_on_the_thread_of_the_loop_fails_the_groups_and_is_raised(make: Make) -> None:
     class Interrupted(Queue):
         def finish(self, group: Group, trajectories: Sequence[Trajectory]) -> None:
             if group.number == 1:
                 raise KeyboardInterrupt
             super().finish(group, trajectories)
 
-    engine = made("inline by group")
+    engine = make("inline by group")
     publish(engine, 0)
     queue = Interrupted(groups(3))
     engine.start(queue)
@@ -303,7 +325,7 @@ def test_dead_thread_wakes_the_loop_and_raises_its_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("on_sync", ["finish", "continue"])
-@pytest.mark.parametrize("kind", [ThreadOptions, ProcessOptions])
+@pytest.mark.parametrize("kind", [ThreadOptions, *(pytest.param(kind, marks=pytest.mark.slow) for kind in REMOTE)])
 def test_answers_during_flips_are_of_one_version(kind: type[ThreadOptions], on_sync: str) -> None:
     options = kind(**BASE, workers=2, slots=4, on_sync=on_sync)
     engine = options.build(generator_config(Versioned, TASK, 0))

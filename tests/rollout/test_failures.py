@@ -13,6 +13,7 @@ import pytest
 from helpers.rollouts import SOON_S
 from hooktrainer import build_trainer, load_config
 from hooktrainer.errors import RolloutError, StarvedError, SyncError
+from hooktrainer.rollout.decode_batch import DecodeBatch
 from hooktrainer.tasks.sort_digits import SortDigits
 
 RUN = """
@@ -92,26 +93,25 @@ def test_score_that_never_returns_times_out_without_delaying_the_end_of_the_run(
 
     assert time.monotonic() - started < SOON_S
     assert "group 0 ran longer than replay.group_timeout_s = 0.2" in caplog.text
-    assert "rollout-0 did not return within 1.5 s and is abandoned" in caplog.text
+    assert "reward-0 did not return within 1.5 s and is abandoned; it is in test_score" in caplog.text
 
 
-def test_score_that_never_returns_fails_the_sync_that_waits_for_the_worker(
+@pytest.mark.slow
+def test_generation_that_never_returns_fails_the_sync_that_waits_for_the_worker(
     stuck: threading.Event, config: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = threading.Lock()
+    decode = DecodeBatch.step
     answers = ["rollout.workers=2", "rollout.n=2", "rollout.max_response_length=64"]
     limits = ["replay.group_timeout_s=0.5", "replay.max_lost_groups=100000", "rollout.sync_timeout_s=0.5"]
     trainer = build_trainer(config("thread", *answers, *limits))
-    modules = trainer.ports.engine._generator.weights
 
-    def score(*_: object) -> float:
-        # Block a worker that has other answers in flight. They keep its weights, while its groups time out.
-        in_flight = any(threading.current_thread().name in readers for readers in modules._readers)
-        if in_flight and first.acquire(blocking=False):
+    def step(batch: DecodeBatch) -> object:
+        if threading.current_thread().name.startswith("rollout") and first.acquire(blocking=False):
             stuck.wait()
-        return 0.5
+        return decode(batch)
 
-    monkeypatch.setattr(SortDigits, "grade", score)
+    monkeypatch.setattr(DecodeBatch, "step", step)
 
     late = r"version (\d+) was not published: waited 0\.5 s .* for rollout-[01] to finish"
     with pytest.raises(SyncError, match=late) as caught:

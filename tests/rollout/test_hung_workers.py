@@ -20,8 +20,10 @@ from hooktrainer.ports import RolloutEngine, Task
 from hooktrainer.replay import buffer as replay_buffer
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
-from hooktrainer.rollout.process.engine import ProcessEngine, ProcessOptions
+from hooktrainer.rollout.decode_batch import DecodeBatch
+from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.rollout.thread import ThreadOptions
+from hooktrainer.rollout.workers.engine import WorkerEngine
 from hooktrainer.tasks.addition import Addition
 
 STARVES = ReplayOptions(sample_timeout_s=0.3)
@@ -88,7 +90,7 @@ def test_a_starved_run_names_the_thread_and_the_method_that_hang(start: Start, h
     start(ThreadOptions, buffer, hanging)
     assert hanging.inside.wait(PATIENCE_S)
 
-    with pytest.raises(StarvedError, match=rf"starved for 0\.3 s: .*; rollout-0 is in {PLACE}, with group 0$"):
+    with pytest.raises(StarvedError, match=rf"starved for 0\.3 s: .*; reward-0 is in {PLACE}, with group 0$"):
         sample(buffer)
 
 
@@ -100,7 +102,7 @@ def test_only_the_threads_with_groups_in_flight_are_named(start: Start, hanging:
     with pytest.raises(StarvedError, match=PLACE) as caught:
         sample(buffer)
 
-    assert len(re.findall(r"rollout-\d is in", str(caught.value))) == 1
+    assert len(re.findall(r"re\w+-\d is in", str(caught.value))) == 1
 
 
 def test_a_reminder_names_the_thread_and_the_method_that_hang(
@@ -114,7 +116,7 @@ def test_a_reminder_names_the_thread_and_the_method_that_hang(
     with pytest.raises(StarvedError):
         sample(buffer)
 
-    assert re.search(rf"still waiting: .*; rollout-0 is in {PLACE}, with groups 0, 1, 2\n", caplog.text)
+    assert re.search(rf"still waiting: .*reward-\d is in {PLACE}, with group 0\b", caplog.text)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -128,7 +130,7 @@ def test_a_group_that_times_out_names_the_thread_and_the_method_that_hang(
     buffer.sample(1, 1, lambda _: None)  # no group is left
 
     assert re.search(
-        rf"group 0 ran longer than replay\.group_timeout_s = 0\.2; rollout-\d is in {PLACE}, with group 0\n",
+        rf"group 0 ran longer than replay\.group_timeout_s = 0\.2; reward-\d is in {PLACE}, with group 0\n",
         caplog.text,
     )
 
@@ -139,13 +141,12 @@ def test_a_sync_that_waits_for_a_thread_names_the_method_that_hangs(
     monkeypatch.setattr("hooktrainer.weight_sync.waiting.REMINDER_S", 0.1)
     inside = threading.Event()
 
-    def ask_the_judge(task: Hangs) -> None:
-        # Only with other answers in flight, which keep the weights of the worker.
-        if any(threading.current_thread().name in readers for readers in engine._generator.weights._readers):
-            inside.set()
-            task.proceed.wait()
+    def hang(batch: DecodeBatch) -> None:
+        inside.set()
+        hanging.proceed.wait()
+        batch.rows.clear()
 
-    monkeypatch.setattr(Hangs, "ask_the_judge", ask_the_judge)
+    monkeypatch.setattr(DecodeBatch, "step", hang)
     buffer = GroupBuffer(ReplayOptions())
     engine = start(ThreadOptions, buffer, hanging, slots=2, sync_timeout_s=0.3)
     buffer.dispatch([group.prompt for group in groups(64)])
@@ -153,14 +154,14 @@ def test_a_sync_that_waits_for_a_thread_names_the_method_that_hangs(
     publish(engine, 1)
 
     waits = r"rollout-0 to finish answers that started two versions ago"
-    place = r"rollout-0 is in Hangs\.grade \(.*test_hung_workers\.py, line \d+\)"
+    place = r"rollout-0 is in Scheduler\.step \(.*scheduler\.py, line \d+\)"
     with pytest.raises(SyncError, match=rf"waited 0\.3 s .* for {waits}\. Either .*; {place}$"):
         publish(engine, 2)
 
     assert re.search(rf"weight sync is still waiting for {waits}; {place}\n", caplog.text)
 
 
-def ready_worker(engine: ProcessEngine) -> int:
+def ready_worker(engine: WorkerEngine) -> int:
     """Wait until the only worker is ready; return its pid."""
     pool = engine._pool
     with pool._changed:
@@ -223,7 +224,7 @@ def test_the_end_of_a_run_names_the_method_of_a_process_that_hangs(
 
     assert re.search(
         r"rollout worker 0 \(pid \d+\) was ended with group 0 in flight; "
-        r"its thread rollout is in NeverReturns\.grade \(.*faulty_tasks\.py, line \d+\)\n",
+        r"its thread reward-0 is in NeverReturns\.grade \(.*faulty_tasks\.py, line \d+\)\n",
         caplog.text,
     )
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from helpers.rollouts import LENGTH, Queue, generator_config, groups, publish
-from hooktrainer.rollout.process.engine import ProcessEngine, ProcessOptions
-from hooktrainer.rollout.process.handle import WorkerHandle
+from hooktrainer.rollout.process.engine import ProcessOptions
+from hooktrainer.rollout.process.handle import ProcessHandle
+from hooktrainer.rollout.workers.engine import WorkerEngine
 
 SCRIPT = """
 import os, signal, sys, time, multiprocessing
@@ -49,10 +50,11 @@ if __name__ == '__main__':
     time.sleep(600)
 """
 REAPER = """
-import ctypes, subprocess, sys
+import ctypes, os, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: the workers stay in a session of their parent
 engine = subprocess.Popen([sys.executable, *sys.argv[1:]])
 print(engine.pid, flush=True)
+os.dup2(2, 1)  # the output ends with the engine
 sys.stdin.read()
 """
 
@@ -78,26 +80,26 @@ def test_no_worker_outlives_a_killed_engine(act: str, tmp_path: Path) -> None:
         reaper.stdin.close()
 
     assert len(pids) == (3 if act == "starts" else 2)
-    assert alive == []
+    assert [pids.index(pid) for pid in alive] == []
 
 
 @pytest.fixture
-def engine() -> Iterator[ProcessEngine]:
+def engine() -> Iterator[WorkerEngine]:
     made = ProcessOptions(n=2, max_response_length=LENGTH, workers=1).build(generator_config())
     yield made
     made.close()
 
 
-def reaped_by_join(worker: WorkerHandle) -> None:
+def reaped_by_join(worker: ProcessHandle) -> None:
     worker.process.join()
 
 
-def reaped_by_the_list_of_children(worker: WorkerHandle) -> None:
+def reaped_by_the_list_of_children(worker: ProcessHandle) -> None:
     worker.is_dead(None)
     active_children()
 
 
-def reaped_by_user_code(worker: WorkerHandle) -> None:
+def reaped_by_user_code(worker: ProcessHandle) -> None:
     os.waitpid(worker.process.pid, 0)
 
 
@@ -106,9 +108,9 @@ REAPED = [reaped_by_join, reaped_by_the_list_of_children, reaped_by_user_code]
 
 @pytest.mark.parametrize("reaped", REAPED)
 def test_a_worker_is_not_signalled_once_it_was_reaped(
-    reaped: Callable[[WorkerHandle], None], engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+    reaped: Callable[[ProcessHandle], None], engine: WorkerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = WorkerHandle(0, 0, engine._pool._config, engine._pool._sets)
+    worker = engine._pool._spawn(0, 0)
     os.kill(worker.process.pid, signal.SIGKILL)
     reaped(worker)
     sent: list[tuple[int, int]] = []
@@ -137,8 +139,8 @@ def process_with_pid(pid: int) -> subprocess.Popen[bytes]:
     pytest.skip("this system does not let a test choose a pid")
 
 
-def test_another_process_that_got_the_pid_of_a_worker_survives_its_end(engine: ProcessEngine) -> None:
-    worker = WorkerHandle(0, 0, engine._pool._config, engine._pool._sets)
+def test_another_process_that_got_the_pid_of_a_worker_survives_its_end(engine: WorkerEngine) -> None:
+    worker = engine._pool._spawn(0, 0)
     os.kill(worker.process.pid, signal.SIGKILL)
     reaped_by_join(worker)
     with process_with_pid(worker.process.pid) as other:
@@ -150,8 +152,8 @@ def test_another_process_that_got_the_pid_of_a_worker_survives_its_end(engine: P
     assert answer == b"alive"
 
 
-def test_a_copy_of_the_engine_does_not_signal_the_workers(engine: ProcessEngine) -> None:
-    worker = WorkerHandle(0, 0, engine._pool._config, engine._pool._sets)
+def test_a_copy_of_the_engine_does_not_signal_the_workers(engine: WorkerEngine) -> None:
+    worker = engine._pool._spawn(0, 0)
     copy = os.fork()
     if copy == 0:
         worker.kill()
@@ -164,7 +166,7 @@ def test_a_copy_of_the_engine_does_not_signal_the_workers(engine: ProcessEngine)
     assert alive
 
 
-def test_workers_survive_the_end_of_the_thread_that_started_them(engine: ProcessEngine) -> None:
+def test_workers_survive_the_end_of_the_thread_that_started_them(engine: WorkerEngine) -> None:
     publish(engine, 0)
     queue = Queue(groups(2))
     starter = threading.Thread(target=engine.start, args=(queue,))

@@ -5,41 +5,46 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+from torch import nn
 
-from helpers.faulty_tasks import Faulty, ForksThenDies, NeverReturns, PicklesOneWay, Unpicklable, WaitsInScore
+from helpers.faulty_tasks import Faulty, ForksThenDies, PicklesOneWay, Unpicklable, WaitsInScore
 from helpers.rollouts import LENGTH, SOON_S, TASK, Queue, build, generator_config, groups, publish, versions_of
 from hooktrainer import Plugin, build_trainer, on
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
 from hooktrainer.events import FitEnd, IterationEnd
 from hooktrainer.models.policy import full_state
 from hooktrainer.ports import Task
-from hooktrainer.rollout.process.engine import ProcessEngine, ProcessOptions
-from hooktrainer.rollout.process.messages import PackedError
+from hooktrainer.rollout.process.engine import ProcessOptions
+from hooktrainer.rollout.workers.engine import WorkerEngine
+from hooktrainer.rollout.workers.messages import PackedError
 from hooktrainer.run.loading import config_from_mapping
 
-Make: type = Callable[..., ProcessEngine]
+Make: type = Callable[..., WorkerEngine]
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., ProcessEngine]]:
+def make() -> Iterator[Callable[..., WorkerEngine]]:
     """Return a function that makes engines with published weights; close them, and check that nothing remains."""
     memory = sorted(path.name for path in Path("/dev/shm").iterdir())
-    engines: list[ProcessEngine] = []
+    engines: list[WorkerEngine] = []
 
-    def made(task: Task = TASK, **options: float) -> ProcessEngine:
+    def made(task: Task = TASK, policy: Callable[[], nn.Module] = build, **options: float) -> WorkerEngine:
         process = ProcessOptions(n=2, max_response_length=LENGTH, **{"workers": 1, **options})
-        engine = process.build(generator_config(build, task, 0))
+        engine = process.build(generator_config(policy, task, 0))
         engines.append(engine)
         publish(engine, 0)
         return engine
@@ -52,7 +57,7 @@ def make() -> Iterator[Callable[..., ProcessEngine]]:
     assert sorted(path.name for path in Path("/dev/shm").iterdir()) == memory
 
 
-def started(engine: ProcessEngine, count: int = 1) -> Queue:
+def started(engine: WorkerEngine, count: int = 1) -> Queue:
     queue = Queue(groups(count))
     engine.start(queue)
     return queue
@@ -181,19 +186,39 @@ def blocked(tmp_path: Path) -> WaitsInScore:
     return task
 
 
+@attrs.frozen
+class StuckPolicy:
+    """Makes policies; the first that decodes a token in a worker opens the pipe `inside` and never returns."""
+
+    inside: Path
+    once: Path
+
+    def __call__(self) -> nn.Module:
+        module = build()
+        module.decode = partial(self.decode, module)  # type: ignore[assignment]
+        return module
+
+    def decode(self, module: Any, *arguments: object) -> object:
+        if multiprocessing.parent_process() is not None and not self.once.exists():
+            self.once.touch()
+            self.inside.open("w").close()
+            signal.pause()
+        return type(module).decode(module, *arguments)
+
+
 @pytest.fixture
-def stuck(tmp_path: Path) -> NeverReturns:
-    task = NeverReturns(inside=tmp_path / "inside", once=tmp_path / "once")
-    os.mkfifo(task.inside)
-    return task
+def stuck(tmp_path: Path) -> StuckPolicy:
+    policy = StuckPolicy(inside=tmp_path / "inside", once=tmp_path / "once")
+    os.mkfifo(policy.inside)
+    return policy
 
 
 class TestSyncs:
     @pytest.mark.slow
     def test_worker_whose_answer_never_ends_is_killed_by_a_sync_and_restarted(
-        self, make: Make, stuck: NeverReturns, caplog: pytest.LogCaptureFixture
+        self, make: Make, stuck: StuckPolicy, caplog: pytest.LogCaptureFixture
     ) -> None:
-        engine = make(stuck, sync_timeout_s=0.5)
+        engine = make(policy=stuck, sync_timeout_s=0.5)
         queue = started(engine, 8)
         stuck.inside.open().close()
         pid = active_children()[0].pid
@@ -211,8 +236,8 @@ class TestSyncs:
         assert versions_of(queue.finished[10]) == {2}
 
     @pytest.mark.slow
-    def test_more_hanging_workers_than_max_restarts_fail_the_next_sync(self, make: Make, stuck: NeverReturns) -> None:
-        engine = make(stuck, sync_timeout_s=0.5, max_restarts=0)
+    def test_more_hanging_workers_than_max_restarts_fail_the_next_sync(self, make: Make, stuck: StuckPolicy) -> None:
+        engine = make(policy=stuck, sync_timeout_s=0.5, max_restarts=0)
         queue = started(engine, 8)
         stuck.inside.open().close()
         publish(engine, 1)

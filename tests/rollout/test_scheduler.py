@@ -19,15 +19,15 @@ from hooktrainer.ports import Group, Trajectory
 from hooktrainer.rollout.decode_batch import DecodeBatch
 from hooktrainer.rollout.engine import make_parts
 from hooktrainer.rollout.generation import Generator
-from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.options import LocalOptions
 from hooktrainer.rollout.scheduler import Scheduler
 from hooktrainer.weight_sync.double_buffer import DoubleBuffer
 
-OPTIONS = SamplingOptions(n=3, max_response_length=LENGTH, slots=4)
+OPTIONS = LocalOptions(n=3, max_response_length=LENGTH, slots=4)
 MODELS = {0: build(), 1: build(scale=2.5, seed=1)}
 
 
-def made(options: SamplingOptions = OPTIONS, seed: int = 0) -> tuple[Generator, DoubleBuffer]:
+def made(options: LocalOptions = OPTIONS, seed: int = 0) -> tuple[Generator, DoubleBuffer]:
     generator, weights = make_parts(options, generator_config(seed=seed))
     publish(weights, 0)
     return generator, weights
@@ -124,7 +124,7 @@ def test_log_probabilities_equal_those_of_a_full_forward_pass(batching: str, tem
 
 
 def test_trajectories_carry_score_text_version_and_truncation() -> None:
-    answers = run(Scheduler(made(SamplingOptions(n=8, max_response_length=2))[0]), groups(2))
+    answers = run(Scheduler(made(LocalOptions(n=8, max_response_length=2))[0]), groups(2))
     for group in groups(2):
         for answer in answers[group.number]:
             assert answer.text == TOKENIZER.decode(answer.tokens)

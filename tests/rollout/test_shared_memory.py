@@ -43,6 +43,7 @@ def check(ended: subprocess.CompletedProcess[str], directory: Path, reason: str)
 
 @pytest.mark.parametrize("kilobytes", [4, 20])  # too little for one copy, and enough for one of two
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="util-linux is not installed")
+@pytest.mark.slow
 def test_too_small_a_shared_memory_is_named_with_the_size_that_is_needed(kilobytes: int, tmp_path: Path) -> None:
     if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this system allows no mount namespaces")
@@ -52,6 +53,7 @@ def test_too_small_a_shared_memory_is_named_with_the_size_that_is_needed(kilobyt
     assert check(ended, tmp_path, "No space left on device .28.") == f"{kilobytes * 1.024:.4g} kB"
 
 
+@pytest.mark.slow
 def test_shared_memory_that_the_system_refuses_in_a_limit_is_named_with_its_reason(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
     ended = fit(tmp_path, sys.executable, "-c", f"import os; print(os.getpid(), flush=True)\n{LIMITED}")

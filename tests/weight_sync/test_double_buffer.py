@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import hooktrainer.weight_sync.double_buffer as weights_module
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
-from hooktrainer.rollout.process.engine import ProcessReaders
-from hooktrainer.rollout.process.shared_memory import FlatLayout, use_tensors
+from hooktrainer.rollout.process.shared_memory import allocate_shared
+from hooktrainer.rollout.workers.engine import WorkerReaders
+from hooktrainer.rollout.workers.flat_layout import FlatLayout, use_tensors
 from hooktrainer.weight_sync.checksums import checksum
 from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
 from hooktrainer.weight_sync.torn_reads import END_BYTES, Fingerprint, end_tensors
@@ -33,7 +34,7 @@ class Weights(DoubleBuffer):
         sets = [full_state(module) for module in modules.modules]
         if share:
             layout = FlatLayout.of(sets[0])
-            sets = [layout.views(flat) for flat in layout.allocate(len(sets))]
+            sets = [layout.views(flat) for flat in allocate_shared(layout.nbytes, len(sets))]
             for module, tensors in zip(modules.modules, sets, strict=True):
                 use_tensors(module, tensors)
         super().__init__(sets, modules)
@@ -158,7 +159,7 @@ class TestDoubleBuffer:
         weights = Weights(Three, share=True)
         publish_to(weights, 1)
         publish_to(weights, 2)
-        weights._readers = ProcessReaders(weights.modules, Dead())
+        weights._readers = WorkerReaders(weights.modules, Dead())
         with pytest.raises(RolloutError):
             weights.unflip()
 

@@ -298,6 +298,7 @@ def test_answers_that_span_a_sync_have_the_first_and_last_version(build: Callabl
     queue = Syncs(groups(6))
     engine.start(queue)
     engine.pump()
+    engine.close()
     spans = {(int(answer.versions[0]), int(answer.versions[-1])) for own in queue.finished.values() for answer in own}
     assert (1, 2) in spans
     assert queue.failed == {}
@@ -351,7 +352,10 @@ PLUGIN_OPTIONS: Mapping[str, Mapping[str, object]] = {
 PLUGINS: Mapping[str, object] = {
     name: {"use": name, **PLUGIN_OPTIONS.get(name, {})} for name in sorted(KINDS["plugins"]) if name != "weight_sync"
 }
-NEEDED_BY = {"metric_aggregation": ("log_after_collect", "kl_guard")}  # which read the row that it makes
+NEEDED_BY = {  # plugins that read what it makes
+    "metric_aggregation": ("log_after_collect", "kl_guard", "early_stopping"),
+    "validation": ("early_stopping",),
+}
 
 
 class TestRuns:

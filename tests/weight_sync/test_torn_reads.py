@@ -93,7 +93,7 @@ def overwrite_set_in_use(engine: object) -> None:
         module.c.fill_(99.0)  # uniform, so that the logits remain finite
 
 
-@pytest.mark.parametrize("name", ["inline", "thread", "process"])
+@pytest.mark.parametrize("name", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_overwriting_the_weights_in_use_ends_the_run(name: str) -> None:
     options = {"inline": InlineOptions, "thread": ThreadOptions, "process": ProcessOptions}[name](
         n=2, max_response_length=LENGTH

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 __all__ = [
-    "broadcast",
     "engine",
     "handle",
     "inbox",
     "main_module",
-    "messages",
     "orphans",
-    "pool",
+    "packing",
     "process_exit",
     "shared_memory",
     "worker",

@@ -12,44 +12,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from hooktrainer._util.forks import HANDLED
-from hooktrainer.ports import Floats, Group
+from hooktrainer.ports import Group
 from hooktrainer.rollout.process.inbox import Inbox
-from hooktrainer.rollout.process.messages import Capacity, PackedError
 from hooktrainer.rollout.process.orphans import SPAWN, WorkerProcess
 from hooktrainer.rollout.process.process_exit import ProcessExit, state_of
+from hooktrainer.rollout.workers.handle import WorkerHandle
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class WorkerHandle:
-    """Spawns a worker process; holds its connection and its groups in flight."""
+class ProcessHandle(WorkerHandle):
+    """Spawns a worker process, and holds its end of the connection."""
 
     def __init__(self, number: int, restarts: int, config: bytes, sets: Sequence[Tensor]) -> None:
         from hooktrainer.rollout.process.worker import main
 
-        self.number: Final = number
-        self.restarts: Final = restarts
-        """Number of predecessors that died."""
-        self.ready = False
-        self.groups: dict[int, Group] = {}
-        """Groups that were sent to it and have not ended, by dispatch number."""
-        self.tickets: set[int] = set()
-        """Tickets of requests that it has not acknowledged."""
-        self.scores: Floats | PackedError | None = None
-        """Its reply to the last `Score`."""
+        super().__init__(number, restarts)
         self.connection, theirs = SPAWN.Pipe()
         self.process: Final = WorkerProcess(
             target=main, args=(theirs, os.getpid(), config, sets), name=f"rollout-{number}", daemon=True
         )
-        self.capacity = Capacity(0, 0)
-        """The capacity that it reported last."""
-        self._given = 0
-        self._last_request: tuple[str, float] | None = None
         self._inbox = Inbox(self.connection)
         self._sending = threading.Lock()
         resource_tracker.ensure_running()  # here, since it unblocks signals when it starts
@@ -69,30 +55,12 @@ class WorkerHandle:
         """Whether its process is running or stopped, as the end of a sentence."""
         return f"is {state_of(self._pid)}" if self.ready else f"is {state_of(self._pid)} and not ready yet"
 
-    @property
-    def last_request(self) -> str:
-        """The last message that was sent to it, and the time since then."""
-        if self._last_request is None:
-            return "nothing was requested from it"
-        name, sent = self._last_request
-        return f"its last request was {name}, {monotonic() - sent:.0f} s ago"
-
-    @property
-    def free_capacity(self) -> int:
-        """Number of groups that it could start now, in addition to those that were sent to it."""
-        return self.capacity.groups - (self._given - self.capacity.received) if self.ready else 0
-
-    def assign(self, group: Group) -> None:
-        """Record that a group is sent to it."""
-        self.groups[group.number] = group
-        self._given += 1
-
     def send(self, message: object, seconds: float | None = None) -> bool:
         """Send a message; return False if the pipe stays full for `seconds`. For a dead worker, return True."""
         if not self._sending.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
             return False
         try:
-            self._last_request = (type(message).__name__, monotonic())
+            self._record_request(message)
             if seconds is not None and not self._is_writable(seconds):
                 return False
             with suppress(OSError):
@@ -140,15 +108,18 @@ class WorkerHandle:
         """Whether a signal ended its process."""
         return (self.process.exitcode or 0) < 0
 
+    @property
+    def advice(self) -> str:
+        """What the user can do about how it ended."""
+        if self.ready or self.was_killed:
+            return "If no user killed it, the system was out of memory: lower `workers` or `slots`."
+        return "It never became ready; its error is above. A script must call `fit` under `if __name__ == '__main__':`."
+
     def abandon(self) -> Sequence[Group]:
         """Release the resources of a dead worker, and return its groups in flight."""
         atexit.unregister(self.kill)
         self._disconnect()
-        lost = list(self.groups.values())
-        self.ready = False
-        self.groups.clear()
-        self.tickets.clear()
-        return lost
+        return super().abandon()
 
     def hang_up(self) -> None:
         """Close the sending side of the connection; unlike a message to a stopped process, this never blocks."""

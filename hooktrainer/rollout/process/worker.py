@@ -1,4 +1,4 @@
-"""Worker process: its main thread handles messages of the engine, another thread generates."""
+"""Main function of a worker process, which ends with its engine."""
 
 from __future__ import annotations
 
@@ -6,62 +6,33 @@ import atexit
 import gc
 import os
 import signal
-import threading
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from time import sleep
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from hooktrainer._util.forks import Original, call_in_forks
-from hooktrainer._util.places import place_of_thread
 from hooktrainer._util.threads import ReportingThread
-from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
-from hooktrainer.rollout.generation import Generator
-from hooktrainer.rollout.process.messages import (
-    Abandoned,
-    Acknowledged,
-    Capacity,
-    Generate,
-    GroupFailed,
-    GroupFinished,
-    PackedError,
-    Pause,
-    Ready,
-    Release,
-    Resume,
-    Score,
-    Use,
-    WorkerFailed,
-    unpack,
-)
-from hooktrainer.rollout.process.shared_memory import use_tensors
-from hooktrainer.rollout.statistics import RolloutStats
-from hooktrainer.rollout.worker_loop import WorkerLoop
-from hooktrainer.weight_sync.double_buffer import ModulePair
-from hooktrainer.weight_sync.torn_reads import Fingerprint
+from hooktrainer.rollout.process.packing import unpack
+from hooktrainer.rollout.workers.worker import EXIT_GRACE_S, RemoteGroupSource, Worker
 
-EXIT_GRACE_S: Final = 1.0
-"""Seconds that a worker has to end after its engine, or its generating thread to return, before it is killed."""
 _ORPHAN_CHECK_S: Final = 0.5
 """Seconds between two checks that the engine is alive."""
 
 
 def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tensor]) -> None:
     """Run a worker until the engine, the process `engine`, closes the connection or dies."""
-    source = RemoteGroupSource(connection)
-    _end_with(engine, source.report)
+    source = RemoteGroupSource(connection.send)
+    kill_orphans = _end_with(engine, source.report)
     # Neither blocked nor ignored: processes that a task starts would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     call_in_forks(lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     atexit.register(gc.freeze)  # otherwise the last garbage collection visits all objects of torch
     try:
-        worker = Worker(source, config, sets)
+        worker = Worker(source, unpack(config), sets)
     except BaseException as error:  # noqa: BLE001 - the engine raises it
         source.report(error)
         return
@@ -70,13 +41,16 @@ def main(connection: Connection, engine: int, config: bytes, sets: Sequence[Tens
         while True:
             worker.handle(connection.recv())
     except (EOFError, OSError):
-        worker.stop()
+        if not worker.stop():
+            kill_orphans()
+            os._exit(0)
 
 
-def _end_with(engine: int, on_failure: Callable[[BaseException], None]) -> None:
+def _end_with(engine: int, on_failure: Callable[[BaseException], None]) -> Callable[[], None]:
     """End this process, and those that it starts, with its parent `engine`.
 
-    A process that the engine forked may hold the other end of the connection open.
+    Return a function that kills them if the engine has died. A process that the engine forked may hold the other end of
+    the connection open.
     """
     worker = Original()
 
@@ -92,145 +66,4 @@ def _end_with(engine: int, on_failure: Callable[[BaseException], None]) -> None:
 
     atexit.register(kill_orphans)  # first, so that it is called last
     ReportingThread(watch, "orphan-check", on_failure).start()
-
-
-class RemoteGroupSource:
-    """Group source of a worker, connected to the engine's replay buffer by a pipe."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.stats: Final = RolloutStats()
-        self._connection = connection
-        self._process = Original()
-        self._sending = threading.Lock()
-        self._arrived = threading.Condition()
-        self._groups: deque[Group] = deque()
-        self._received = 0
-        self._fingerprints: dict[int, Collection[Fingerprint]] = {}
-        self._reported = Capacity(0, 0)
-        self._closed = False
-
-    def send(self, message: object) -> None:
-        """Send a message to the engine; close the source if the engine is dead."""
-        self._process.exit_if_copied()
-        try:
-            with self._sending:
-                self._connection.send(message)
-        except OSError:
-            self.close()
-
-    def report(self, error: BaseException) -> None:
-        """Report that a thread of this worker failed; exit if that is not possible."""
-        try:
-            self.send(WorkerFailed(PackedError.of(error), threading.current_thread().name))
-        except BaseException:  # noqa: BLE001 - the engine notices that the process ended
-            os._exit(1)
-
-    def put(self, groups: Sequence[Group]) -> None:
-        """Add groups that the engine sent."""
-        with self._arrived:
-            self._groups += groups
-            self._received += len(groups)
-            self._arrived.notify_all()
-
-    def close(self) -> None:
-        """Wake the waiting thread; no group can be claimed afterwards."""
-        with self._arrived:
-            self._closed = True
-            self._arrived.notify_all()
-
-    def claim(self, limit: int, block: bool = True) -> Sequence[Group]:
-        """Return groups that have arrived, and report to the engine how many more could start."""
-        with self._arrived:
-            taken = self._take(limit)
-            capacity = Capacity(limit - len(taken), self._received)
-            known = self._reported.groups - (self._received - self._reported.received)
-        if capacity.groups != known:
-            self._reported = capacity
-            self.send(capacity)
-        if block and not taken:
-            with self._arrived:
-                self._arrived.wait_for(lambda: self._groups or self._closed)
-                taken = () if self._closed else self._take(limit)
-        return taken
-
-    def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
-        """Send the answers of a claimed group to the engine."""
-        self.send(
-            GroupFinished(group.number, trajectories or (), self.stats.take(), self._fingerprints.pop(group.number, ()))
-        )
-
-    def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
-        """Report that a claimed group could not be generated."""
-        self._fingerprints.pop(group.number, None)
-        self.send(GroupFailed(group.number, PackedError.of(error), reason))
-
-    def add_fingerprints(self, number: int, fingerprints: Collection[Fingerprint]) -> None:
-        """Store the fingerprints of a group; the engine checks them when the group is finished."""
-        self._fingerprints[number] = fingerprints
-
-    def _take(self, limit: int) -> Sequence[Group]:
-        return [self._groups.popleft() for _ in range(min(limit, len(self._groups)))]
-
-
-class Worker:
-    """Handles messages of the engine. A long answer delays none of them."""
-
-    def __init__(self, source: RemoteGroupSource, packed: bytes, sets: Sequence[Tensor]) -> None:
-        config = unpack(packed)
-        torch.set_num_threads(config.intra_op_threads)
-        self._modules = ModulePair(config.generator.policy)
-        for module, flat in zip(self._modules.modules, sets, strict=True):
-            use_tensors(module, config.layout.views(flat))
-        generator = Generator(config.generator, config.options, self._modules)
-        self._source = source
-        self._stopped = threading.Event()
-        self._generator = generator
-        self._worker_loop = WorkerLoop(generator, source, source.stats, self._stopped, source.add_fingerprints)
-        generate = partial(self._worker_loop.run, block=True)
-        self._thread = ReportingThread(generate, "rollout", source.report)
-
-    def start(self) -> None:
-        """Report that the worker is ready, and start to generate."""
-        self._source.send(Ready())
-        self._thread.start()
-
-    def handle(self, message: Generate | Release | Pause | Use | Score | Resume) -> None:
-        """Carry out a message of the engine, and acknowledge it."""
-        match message:
-            case Generate(groups):
-                self._source.put(groups)
-            case Release(ticket, index):
-                self._source.stats.begin_sync()
-                ReportingThread(partial(self._release, ticket, index), "release", self._source.report).start()
-            case Pause(ticket):
-                self._modules.pause()
-                self._source.send(Acknowledged(ticket))
-            case Use(ticket, index, version):
-                self._modules.use(index, version)
-                self._source.stats.end_sync()
-                self._source.send(Acknowledged(ticket))
-            case Score(ticket, tokens):
-                self._source.send(Acknowledged(ticket, self._scores(tokens)))
-            case Resume(ticket):
-                self._modules.resume()
-                self._source.send(Acknowledged(ticket))
-
-    def stop(self) -> None:
-        """End the process within a second, even if a `score` never returns."""
-        self._stopped.set()
-        self._source.close()
-        self._modules.resume()
-        self._thread.join(EXIT_GRACE_S)
-        if self._thread.is_alive():
-            self._source.send(Abandoned(self._thread.name, place_of_thread(self._thread)))
-            os._exit(0)
-
-    def _release(self, ticket: int, index: int) -> None:
-        self._modules.release(index)
-        self._source.send(Acknowledged(ticket))
-
-    def _scores(self, tokens: Tokens) -> Floats | PackedError:
-        try:
-            return self._generator.logprobs(tokens)
-        except Exception as error:  # noqa: BLE001 - the engine raises it in the sync
-            return PackedError.of(error)
+    return kill_orphans

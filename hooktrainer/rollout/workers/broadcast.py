@@ -1,4 +1,4 @@
-"""Requests of a weight sync to all worker processes; a worker that does not reply in time is killed."""
+"""Requests of a weight sync to all workers; a worker that does not reply in time is killed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from time import monotonic
 from typing import Final
 
 from hooktrainer.errors import SyncError
-from hooktrainer.rollout.process.handle import WorkerHandle
+from hooktrainer.rollout.workers.handle import WorkerHandle
 from hooktrainer.weight_sync.waiting import wait_until
 
 _LOG: Final = logging.getLogger("hooktrainer")
 UNDO_S: Final = 1.5
 """Seconds that a worker has to reply while a sync is undone, because the run is ending."""
 _DEATH_S: Final = 2.0
-"""Seconds that the operating system has to end a killed process."""
+"""Seconds that a killed worker has to end."""
 
 
 class Broadcast:
@@ -44,7 +44,7 @@ class Broadcast:
             asked = [worker for worker in workers if worker.ready]
             for worker in asked:
                 worker.tickets.add(ticket)
-                worker.scores = None
+                worker.reply = None
         seconds = UNDO_S if self.undoing else self._seconds
         deadline = monotonic() + seconds
         message = message_of(ticket)

@@ -1,23 +1,24 @@
-"""Pool of worker processes: starts and restarts them, distributes groups, and forwards the calls of a weight sync."""
+"""Pool of workers: starts and restarts them, distributes groups, and forwards the calls of a weight sync."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import wait
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import HookTrainerError, RolloutError, line_of
 from hooktrainer.metrics import Sum
 from hooktrainer.ports import Floats, Group, ReplayBuffer, Tokens
 from hooktrainer.rollout.engine import listed_groups
-from hooktrainer.rollout.process.broadcast import Broadcast
-from hooktrainer.rollout.process.handle import WorkerHandle
-from hooktrainer.rollout.process.messages import (
+from hooktrainer.rollout.statistics import RolloutStats
+from hooktrainer.rollout.workers.broadcast import Broadcast
+from hooktrainer.rollout.workers.handle import SpawnWorker, WorkerHandle
+from hooktrainer.rollout.workers.messages import (
     Abandoned,
     Acknowledged,
     Capacity,
@@ -30,18 +31,19 @@ from hooktrainer.rollout.process.messages import (
     Release,
     Resume,
     Score,
+    Stage,
     Use,
     WorkerFailed,
 )
-from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.weight_sync.torn_reads import TornReadDetector
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from hooktrainer.ports import Weights
+    from hooktrainer.rollout.workers.staging import WeightStaging
 
 _LOG: Final = logging.getLogger("hooktrainer")
 STOP_S: Final = 2.0
-"""Seconds between closing the connection and SIGKILL."""
+"""Seconds between the request to end and SIGKILL."""
 
 
 class WorkerPool:
@@ -49,8 +51,8 @@ class WorkerPool:
 
     def __init__(
         self,
-        config: bytes,
-        sets: Sequence[Tensor],
+        spawn: SpawnWorker,
+        staging: WeightStaging,
         *,
         workers: int,
         max_restarts: int,
@@ -59,8 +61,8 @@ class WorkerPool:
         detector: TornReadDetector,
     ) -> None:
         self._detector = detector
-        self._config = config
-        self._sets = sets
+        self._spawn = spawn
+        self._staging = staging
         self._num_workers = workers
         self._max_restarts = max_restarts
         self._stats = stats
@@ -79,9 +81,10 @@ class WorkerPool:
 
     def start(self, buffer: ReplayBuffer) -> None:
         """Spawn the workers; groups are claimed once workers are ready."""
+        self._staging.open()
         self._buffer, self._closing = buffer, False
         for number in range(self._num_workers):
-            self._workers.append(WorkerHandle(number, 0, self._config, self._sets))
+            self._workers.append(self._spawn(number, 0))
         for task in (self._feed, self._listen):
             fail = partial(self._fail, buffer)
             thread = ReportingThread(partial(task, buffer), f"rollout{task.__name__}", fail)
@@ -92,6 +95,14 @@ class WorkerPool:
         """Return once no worker reads this set, which is not the one in use."""
         self._broadcast.undoing = False
         self._send(partial(Release, index=index), "finish answers that started two versions ago")
+        if self._buffer is not None:
+            self._staging.discard(index)
+
+    def stage(self, index: int, weights: Weights) -> Sequence[Mapping[str, int]]:
+        """Copy weights into this set of every worker; return the checksums of each copy."""
+        if self._buffer is None or (bucket := self._staging.add(index, weights)) is None:
+            return ()
+        return self._replies(partial(Stage, index=index, bucket=bucket), "copy the weights")
 
     def limit_waits(self) -> None:
         """Wait only briefly for each worker until the next `release`, because a failed sync is being undone."""
@@ -109,13 +120,7 @@ class WorkerPool:
 
     def score(self, tokens: Tokens) -> Sequence[Floats]:
         """Return the log-probabilities of a text from every worker that is ready, with the set in use."""
-        scores = []
-        for worker in self._send(partial(Score, tokens=tokens), "score the canary"):
-            if isinstance(worker.scores, PackedError):
-                raise RolloutError(f"{worker} could not score the canary") from worker.scores.unpack()
-            if worker.scores is not None:  # a worker that died meanwhile has not replied
-                scores.append(worker.scores)
-        return scores
+        return self._replies(partial(Score, tokens=tokens), "score the canary")
 
     def describe_workers(self, group: int | None) -> str:
         """Describe the worker of a group, or with None all workers that have groups; takes no lock."""
@@ -132,7 +137,7 @@ class WorkerPool:
         self._send(Resume, "resume")
 
     def close(self) -> None:
-        """End every process and thread; a process that does not return in time is killed.
+        """End every worker and thread; a worker that does not return in time is killed.
 
         Raises the error that ended generation if it was not raised before.
         """
@@ -157,6 +162,8 @@ class WorkerPool:
             self._threads.pop().join()
         for worker in workers:
             worker.close()
+        if self._buffer is not None:
+            self._staging.close()
         self._buffer = None
         if not self._raised:  # a thread failed after the last sample
             self.raise_if_failed()
@@ -171,6 +178,15 @@ class WorkerPool:
         asked = self._broadcast.send(self._workers, message_of, task)
         self.raise_if_failed()
         return asked
+
+    def _replies(self, message_of: Callable[[int], object], task: str) -> Sequence[Any]:
+        replies = []
+        for worker in self._send(message_of, task):
+            if isinstance(worker.reply, PackedError):
+                raise RolloutError(f"{worker} could not {task}") from worker.reply.unpack()
+            if worker.reply is not None:  # a worker that died meanwhile has not replied
+                replies.append(worker.reply)
+        return replies
 
     def _fail(self, buffer: ReplayBuffer, error: BaseException) -> None:
         with self._changed:
@@ -236,18 +252,24 @@ class WorkerPool:
         match message:
             case Ready():
                 # The lock is held, so that no newer message is sent before these.
+                for index, bucket in self._staging.buckets():
+                    worker.send(Stage(0, index, bucket))
                 worker.send(Use(0, *self._in_use))
                 worker.send(Pause(0) if self._paused else Resume(0))
                 worker.ready = self._any_ready = True
             case Capacity():
                 worker.capacity = message
-            case Acknowledged(ticket, scores):
-                worker.scores = scores
+            case Acknowledged(0, PackedError() as error):
+                raise RolloutError(f"{worker} could not copy the weights") from error.unpack()
+            case Acknowledged(ticket, reply):
+                if ticket in worker.tickets:
+                    worker.reply = reply
                 worker.tickets.discard(ticket)
 
     def _replacement(self, worker: WorkerHandle, buffer: ReplayBuffer) -> Sequence[WorkerHandle]:
         """Fail the groups of a dead worker, and start another worker in its place."""
-        how, killed = worker.exit_description(), worker.ready or worker.was_killed
+        how = worker.exit_description()
+        killed, advice = worker.ready or worker.was_killed, worker.advice
         with self._changed:
             lost = worker.abandon()
             self._changed.notify_all()
@@ -259,13 +281,13 @@ class WorkerPool:
             buffer.fail(group, error, "worker_died")
         hopeless = not killed and not self._any_ready  # the next one would import the same modules
         if hopeless or worker.restarts == self._max_restarts:
-            raise RolloutError(f"{worker} {how} after {worker.restarts} restarts. {_advice(killed=killed)}")
+            raise RolloutError(f"{worker} {how} after {worker.restarts} restarts. {advice}")
         _LOG.warning("%s %s with %d groups in flight and is restarted", worker, how, len(lost))
         self._stats.record({"rollout/restarts": Sum(1)})
         with self._changed:
             if self._closing:
                 return ()
-            another = WorkerHandle(worker.number, worker.restarts + 1, self._config, self._sets)
+            another = self._spawn(worker.number, worker.restarts + 1)
             self._workers[worker.number] = another
         return (another,)
 
@@ -275,9 +297,3 @@ def _join(workers: Sequence[WorkerHandle], seconds: float | None) -> None:
     deadline = None if seconds is None else monotonic() + seconds
     for worker in workers:
         worker.is_dead(None if deadline is None else max(0.0, deadline - monotonic()))
-
-
-def _advice(*, killed: bool) -> str:
-    if killed:
-        return "If no user killed it, the system was out of memory: lower `workers` or `slots`."
-    return "It never became ready; its error is above. A script must call `fit` under `if __name__ == '__main__':`."

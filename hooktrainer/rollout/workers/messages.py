@@ -1,14 +1,9 @@
-"""Messages between an engine and its worker processes, and pickling of exceptions and configurations."""
+"""Messages between an engine and its workers, and pickling of exceptions."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import pickle
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from types import FunctionType
-from typing import Any, Final
 
 import attrs
 
@@ -16,23 +11,18 @@ from hooktrainer.errors import RolloutError, line_of, traceback_of
 from hooktrainer.metrics import Metric
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generator_config import GeneratorConfig
-from hooktrainer.rollout.options import SamplingOptions
-from hooktrainer.rollout.process.main_module import is_importable
-from hooktrainer.rollout.process.shared_memory import FlatLayout
+from hooktrainer.rollout.workers.flat_layout import FlatLayout
+from hooktrainer.rollout.workers.options import WorkerOptions
 from hooktrainer.weight_sync.torn_reads import Fingerprint
-
-_FILE_MODULE: Final = "hooktrainer_file_"
-"""Prefix of the names of modules that were loaded as `file.py:Class`."""
 
 
 @attrs.frozen(kw_only=True)
 class WorkerConfig:
-    """Configuration that a worker process needs to generate."""
+    """Configuration that a worker needs to generate."""
 
     generator: GeneratorConfig
-    options: SamplingOptions
+    options: WorkerOptions
     layout: FlatLayout
-    intra_op_threads: int
 
 
 @attrs.frozen
@@ -82,6 +72,15 @@ class Score:
 
 
 @attrs.frozen
+class Stage:
+    """To a worker that does not map the weights of the engine: copy a bucket into a set, and return its checksums."""
+
+    ticket: int
+    index: int
+    bucket: object
+
+
+@attrs.frozen
 class Ready:
     """From a worker: it is ready to generate."""
 
@@ -99,8 +98,9 @@ class Acknowledged:
     """From a worker: the request with this ticket is done."""
 
     ticket: int
-    scores: Floats | PackedError | None = None
-    """For `Score`: log-probability of each token given the tokens before it, or the error that prevented it."""
+    reply: Floats | Mapping[str, int] | PackedError | None = None
+    """For `Score`: log-probability of each token given the tokens before it. For `Stage`: checksums of the copies. For
+    both: the error that prevented it."""
 
 
 @attrs.frozen
@@ -172,39 +172,3 @@ class PackedError:
                 error.add_note(f"it could not be unpickled here: {problem!r}")
         error.__cause__ = RemoteTraceback(f"\n{self.trace}")
         return error
-
-
-class _Packer(pickle.Pickler):
-    """Records the files of classes and functions that cannot be imported by name."""
-
-    def __init__(self, target: io.BytesIO) -> None:
-        super().__init__(target)
-        self.files: dict[str, str] = {}
-
-    def reducer_override(self, value: object) -> Any:
-        if isinstance(value, type | FunctionType) and value.__module__.startswith(_FILE_MODULE):
-            self.files[value.__module__] = str(sys.modules[value.__module__].__file__)
-        if isinstance(value, type | FunctionType) and not is_importable(value.__module__):
-            raise pickle.PicklingError(f"{value.__qualname__} is defined in a main module without a file")
-        return NotImplemented
-
-
-def pack(config: WorkerConfig) -> bytes:
-    """Pack a configuration for `unpack` in a worker."""
-    target = io.BytesIO()
-    packer = _Packer(target)
-    packer.dump(config)
-    return pickle.dumps((packer.files, target.getvalue()))
-
-
-def unpack(packed: bytes) -> WorkerConfig:
-    """Return the configuration, after executing the files that its classes come from."""
-    files, config = pickle.loads(packed)  # noqa: S301 - sent by our own engine
-    for name, path in files.items():
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    unpacked: WorkerConfig = pickle.loads(config)  # noqa: S301 - as above
-    return unpacked
