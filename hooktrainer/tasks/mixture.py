@@ -14,15 +14,13 @@ from attrs.validators import ge, instance_of, matches_re, min_len
 
 from hooktrainer._util.registry import BUILDS_A, HINT, Kind
 from hooktrainer.errors import ConfigError
-from hooktrainer.ports import Answer, Example, HasFingerprint, Score, Task
+from hooktrainer.ports import Answer, Environment, Example, HasEnvironment, HasFingerprint, Score, Task, missing_methods
 from hooktrainer.tasks.examples import LazyExamples
-
-_METHODS: Final = ("train", "heldout", "score")
 
 
 def _is_task(found: Any, where: str) -> None:
-    if lacks := [method for method in _METHODS if not callable(getattr(found, method, None))]:
-        raise ConfigError(f"{found.__name__} of {where} is not a task: it has no {', '.join(lacks)}")
+    if lacks := missing_methods(found):
+        raise ConfigError(f"{found.__name__} of {where} is not a task: it has no {lacks}")
     if not attrs.has(found):
         raise ConfigError(f"{found.__name__} of {where} is not an attrs class, so it has no options")
 
@@ -116,6 +114,11 @@ class Mixture:
     ) -> Sequence[float | Score] | Awaitable[Sequence[float | Score]]:
         """Return the scores of the task that the example comes from."""
         return self._task_of[example.source].score(attrs.evolve(example, source=""), answers)
+
+    def environment(self, example: Example) -> Environment | None:
+        """Return an environment of the task that the example comes from, if that has environments."""
+        task = self._task_of[example.source]
+        return task.environment(attrs.evolve(example, source="")) if isinstance(task, HasEnvironment) else None
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the checksums of the data of all tasks."""

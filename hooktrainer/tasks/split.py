@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,29 @@ def _checked_hashes(rows: Rows, prompt: str, truth: str | None) -> NDArray[np.ui
         found = prompt_of(row, prompt)
         if found is None:
             raise ConfigError(f"{rows.place(number)}, column '{prompt}': {_fault_of_prompt(row, prompt)}")
-        if truth is not None and (value := value_at(row, truth)) in (MISSING, None):
-            text = missing_column(row, truth) if value is MISSING else "the truth is empty"
+        if truth is not None and (text := _fault_of_truth(row, truth)):
             remedy = "Set `truth: null` if no reward reads the truth"
             raise ConfigError(f"{rows.place(number)}, column '{truth}': {text}. {remedy}".replace("..", "."))
         text = found if isinstance(found, str) else json.dumps(found, sort_keys=True)
         hashes[number] = xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass"))
     return hashes
+
+
+def _fault_of_truth(row: Mapping[str, Any], column: str) -> str:
+    """Return why the truth of a row cannot be compared with an answer; an empty string if it can."""
+    found = value_at(row, column)
+    if found is MISSING:
+        return missing_column(row, column)
+    if found is None:
+        return "the truth is empty"
+    verb = "is" if isinstance(found, float) else "contains"
+    return f"the truth {verb} NaN, which equals no answer" if _has_nan(found) else ""
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, (list, Mapping)):
+        return any(map(_has_nan, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _fault_of_prompt(row: Mapping[str, Any], column: str) -> str:

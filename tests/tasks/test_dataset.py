@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,8 @@ def test_columns_can_be_nested_and_lists(tmp_path: Path, rewards: Path) -> None:
         ({"prompt": [{"role": "user"}], "truth": "1"}, r"line 3, column 'prompt'"),
         ({"prompt": "a", "thruth": "1"}, r"column 'truth': there is no column 'truth'; .*Did you mean 'thruth'\?"),
         ({"prompt": "a", "truth": None}, r"line 3, column 'truth': the truth is empty. Set `truth: null`"),
+        ({"prompt": "a", "truth": math.nan}, r"line 3, column 'truth': the truth is NaN, which equals no answer"),
+        ({"prompt": "a", "truth": [1.0, {"x": math.nan}]}, r"line 3, column 'truth': the truth contains NaN, which"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_be_used_is_named_before_the_run(
@@ -195,6 +198,15 @@ def test_a_row_that_cannot_be_used_is_named_before_the_run(
 
     with pytest.raises(ConfigError, match=message):
         task.train(0)
+
+
+def test_a_truth_of_parquet_that_is_nan_is_named(tmp_path: Path, rewards: Path) -> None:
+    table = pa.table({"prompt": ["a", "b"], "truth": [1.0, math.nan], "level": [math.nan, 1.0]})
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    with pytest.raises(ConfigError, match=r"a.parquet, row 2, column 'truth': the truth is NaN"):
+        task_of(tmp_path / "a.parquet", rewards).train(0)
+    assert len(task_of(tmp_path / "a.parquet", rewards, truth=None).train(0)) == 2
 
 
 @pytest.mark.usefixtures("rewards")

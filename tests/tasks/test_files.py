@@ -136,6 +136,14 @@ def test_the_checksum_follows_the_content_and_not_the_name(tmp_path: Path) -> No
         ('[\n{"prompt": "a"}\n]', r"line 1: not valid JSON.*write each of its items as a line"),
         ('{"prompt": "a"}\n{"prompt": "\udce4"}', r"line 2: not UTF-8 text: .* at byte 12 of the line"),
         (f"{'[' * 200_000}", r"line 1: the JSON object is nested too deeply"),
+        ('{"prompt": "a", "truth": "1", "prompt": "b"}', r"line 1: the JSON object has the key 'prompt' twice"),
+        ('{"prompt": "a", "x": [{"y": 1, "y": 1}]}', r"line 1: the JSON object has the key 'y' twice"),
+        (
+            '{"prompt": "a"}\n{"prompt": "\\ud83d"}',
+            r"line 2: the text '\\ud83d' has half of a surrogate pair, '\\ud83d'",
+        ),
+        ('{"prompt": "a", "x": ["b\\uDE00c"]}', r"line 1: the text 'b\\ude00c' has half of a surrogate pair"),
+        ('{"prompt": "a", "\\udc80": 1}', r"line 1: the text '\\udc80' has half of a surrogate pair"),
     ],
 )
 def test_a_bad_line_of_jsonl_is_named(text: str, message: str, tmp_path: Path) -> None:
@@ -144,6 +152,27 @@ def test_a_bad_line_of_jsonl_is_named(text: str, message: str, tmp_path: Path) -
 
     with pytest.raises(ConfigError, match=message):
         list(open_rows(path).select({"prompt"}))
+
+
+def test_a_surrogate_pair_of_jsonl_is_one_character(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "path": "C:\\\\udata"}')
+
+    assert open_rows(tmp_path / "train.jsonl")[0] == {"prompt": "\N{GRINNING FACE}", "path": "C:\\udata"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "byte"),
+    [("a,1\nb\xff,2\n", 3, 1), ("a,1\n" * 5000 + "b,\xe4\n" + "c,3\n" * 5000, 5002, 2), ("\xff,1\n", 2, 0)],
+)
+def test_a_line_of_csv_that_is_not_utf_8_is_named(text: str, line: int, byte: int, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_bytes(f"prompt,truth\n{text}".encode("latin-1"))
+
+    for read in (open_rows, first_row):
+        if read is open_rows or line < 4:
+            with pytest.raises(
+                ConfigError, match=rf"train.csv, line {line}: not UTF-8 text: .* at byte {byte} of the line"
+            ):
+                read(tmp_path / "train.csv")
 
 
 @pytest.mark.parametrize(

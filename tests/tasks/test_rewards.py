@@ -264,6 +264,12 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "inf": (lambda answer: float("-inf"), "returned -inf; expected a finite number"),
     "nan in score": (lambda answer: {"score": float("nan")}, "returned nan; expected a finite number"),
     "nan in a list": (lambda completions: [1.0, float("nan")], "returned nan; expected a finite number"),
+    "huge integer": (lambda answer: 10**400, "returned a value of type int that is no float: int too large"),
+    "longer integer": (lambda answer: 10**5000, "returned a value of type int that is no float: int too large"),
+    "huge fraction": (lambda answer: fractions.Fraction(10**400), "a value of type Fraction that is no float"),
+    "signalling nan": (lambda answer: decimal.Decimal("sNaN"), "a value of type Decimal that is no float"),
+    "huge integers": (lambda completions: [10**400] * 2, "a value of type int that is no float"),
+    "huge metric": (lambda answer: {"score": 1, "m": 10**400}, "a value of type int that is no float"),
     "tensor": (lambda answer: torch.zeros(3), rf"returned a Tensor of shape \(3,\); {NUMBER}"),
     "array": (lambda answer: np.zeros((2, 2)), rf"returned a ndarray of shape \(2, 2\); {NUMBER}"),
     "text": (lambda answer: "1.0", rf"returned '1.0' \(str\); {NUMBER}"),
@@ -290,6 +296,16 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "no return": (lambda answer: None, "None for .*, so that it has no score. Is a `return`"),
     "unknown state": (lambda completions, trainer_state: trainer_state.epoch, "has only `global_step`, not 'epoch'"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("numbers", "weights"), [([1e308], [10.0]), ([1e308, 1e308], [1.0, 1.0])])
+def test_a_sum_of_rewards_that_is_not_finite_names_them(
+    numbers: list[float], weights: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "r.py").write_text("\n".join(f"def r{i}(answer): return {value}" for i, value in enumerate(numbers)))
+    options = [RewardOptions(use=f"{tmp_path}/r.py:r{i}", weight=weight) for i, weight in enumerate(weights)]
+    with pytest.raises(RolloutError, match=r"the sum of .* x 'r0'.* is inf for .*; expected a finite number"):
+        scored(*options)
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -59,5 +59,16 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield reader.line_num, dict(zip(header, values, strict=True))
         except csv.Error as error:
             raise ConfigError(f"{path}, line {reader.line_num}: not valid CSV: {error}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}, after line {reader.line_num}: not UTF-8 text: {error.reason}") from None
+        except UnicodeDecodeError:
+            raise _not_text(path) from None
+
+
+def _not_text(path: Path) -> ConfigError:
+    """Return the error for the first byte that is not UTF-8; the reader decodes text ahead of its line."""
+    content = path.read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        line, column = content.count(b"\n", 0, error.start) + 1, error.start - content.rfind(b"\n", 0, error.start) - 1
+        return ConfigError(f"{path}, line {line}: not UTF-8 text: {error.reason} at byte {column} of the line")
+    return ConfigError(f"{path} was changed while it was read. Start again")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +14,12 @@ from hooktrainer.errors import ConfigError, shortened
 from hooktrainer.tasks.files.rows import digest_of_bytes
 
 _BOM = b"\xef\xbb\xbf"
+_ESCAPED_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+class _RowError(ValueError):
+    """The line is valid JSON, but its data would be lost or changed."""
 
 
 class JsonLines:
@@ -60,9 +67,13 @@ def first_json_line(path: Path) -> dict[str, Any] | None:
 def parsed(line: bytes, place: str) -> dict[str, Any]:
     """Return the JSON object in a line. Raises `ConfigError` with its place."""
     try:
-        found = json.loads(line.removeprefix(_BOM).decode())
+        found = json.loads(line.removeprefix(_BOM).decode(), object_pairs_hook=_object)
+        if _ESCAPED_SURROGATE.search(line):
+            _require_characters(found)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start} of the line") from None
+    except _RowError as error:
+        raise ConfigError(f"{place}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{place}: not valid JSON: {error}. Each line must be one JSON object{_hint(line)}") from None
     except RecursionError:
@@ -71,6 +82,28 @@ def parsed(line: bytes, place: str) -> dict[str, Any]:
         text = f'{place}: expected a JSON object such as {{"prompt": ...}}, found {shortened(repr(found), 80)}'
         raise ConfigError(text + _hint(line))
     return found
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises `_RowError` for a key that occurs twice, of which JSON would keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise _RowError(f"the JSON object has the key {shortened(repr(repeated), 80)} twice. Remove one of them")
+    return found
+
+
+def _require_characters(value: Any) -> None:
+    """Raise `_RowError` for a text with half of a surrogate pair, which no tokenizer and no file accepts."""
+    if isinstance(value, dict):
+        _require_characters([*value, *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            _require_characters(item)
+    elif isinstance(value, str) and (half := _SURROGATE.search(value)):
+        text = f"the text {shortened(repr(value), 80)} has half of a surrogate pair, {half.group()!r}"
+        raise _RowError(f"{text}, which is no character. Write the whole pair, or remove it")
 
 
 def _hint(line: bytes) -> str:

@@ -37,7 +37,7 @@ def value_of(found: object) -> Value:
         keys = ", ".join(map(str, found)) or "nothing"
         near = did_you_mean("score", map(str, found))
         raise BadReturnError(f"returned a dictionary without 'score'; it has {shortened(keys, _LONGEST)}.{near}")
-    numbers = {str(key): float(value) for key, value in found.items() if key != "score" and is_real(value)}
+    numbers = {str(key): _as_float(value) for key, value in found.items() if key != "score" and is_real(value)}
     return Value(_number(found["score"], "a number in 'score'"), numbers)
 
 
@@ -80,10 +80,17 @@ def _number(found: Any, expected: str) -> float | None:
         found = found.item()
     if not is_real(found) and not isinstance(found, Decimal):
         raise BadReturnError(f"returned {described(found)}; expected {expected}")
-    number = float(found)
+    number = _as_float(found)
     if not math.isfinite(number):
         raise BadReturnError(f"returned {number}; expected a finite number")
     return number
+
+
+def _as_float(found: Any) -> float:
+    try:
+        return float(found)
+    except (OverflowError, ValueError) as error:  # an integer or fraction that is too large, a signalling NaN
+        raise BadReturnError(f"returned a value of type {type(found).__name__} that is no float: {error}") from None
 
 
 def _num_elements(found: Any) -> int:

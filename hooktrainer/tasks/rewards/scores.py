@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -46,6 +47,8 @@ class _Call:
         """Await the value of an asynchronous function. Raises `RolloutError` if it raises an error."""
         try:
             self.found = await self.found
+        except asyncio.CancelledError as error:
+            raise RolloutError(f"{self} was cancelled") from error
         except _ERRORS as error:
             raise self.failed(error) from error
 
@@ -165,6 +168,10 @@ class Rewards:
             metrics |= {f"{reward.name}/{key}": further for key, further in value.metrics.items()}
             if reward.weight > 0:
                 counted.append(abs(number - 1.0) <= SCORE_TOLERANCE)
+        if not math.isfinite(total):
+            parts = ", ".join(f"{reward.weight:g} x '{reward.name}'" for reward, _ in applying)
+            text = f"the sum of {parts} is {total} for {scene.where(scene.answers[index])}; expected a finite number"
+            raise RolloutError(text)
         return Score(total, bool(counted) and all(counted), metrics)
 
 
