@@ -20,6 +20,8 @@ from hooktrainer.metrics import STEP_KEY, Row, number
 from hooktrainer.sinks.stored_rows import StoredRow, StoredRows, ranges
 
 _LOG: Final = logging.getLogger("hooktrainer")
+_FIRST_STEP: Final = ".first_step"
+"""Name of the file with the first step of a directory whose run started from the checkpoint of another one."""
 _TAIL: Final = 2**16
 """Bytes read from the end of the file to find the last row; more are read if a row is longer."""
 
@@ -163,12 +165,24 @@ class JsonlSink:
         return aside
 
     def _log_gaps(self, step: int, kept: Sequence[int]) -> None:
-        first = kept[0] if kept else 1  # the run may have started in another directory
-        ran_here = self._existed or any(self.directory.glob("checkpoints/step_*"))
-        expected = range(first, step + 1) if kept or ran_here else ()
-        if missing := sorted(set(expected) - set(kept)):
+        if missing := sorted(set(range(self._first_step(step), step + 1)) - set(kept)):
             rows = f"rows {ranges(missing)} are" if len(missing) > 1 else f"row {missing[0]} is"
             _LOG.warning("%s: %s missing; the run resumes from step %d without them", self.path, rows, step)
+
+    def _first_step(self, step: int) -> int:
+        """Return the step of the first row of this directory, also if that row is missing.
+
+        It is 1, unless the run started here from the checkpoint of another directory, which is recorded in a file.
+        """
+        record = self.directory / _FIRST_STEP
+        if not self._existed and not any(self.directory.glob("checkpoints/step_*")):
+            with suppress(OSError):  # the next resume logs rows that are in the other directory
+                files.replace(record, f"{step + 1}".encode())
+            return step + 1
+        try:
+            return int(record.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 1
 
     def _last_step(self) -> int:
         """Return the step of the last row, -1 if there is none. Delete an incomplete last line, left by a crash."""

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
         FakeBuffer,
         FakeKLControl,
         FakeLearner,
+        FakeModelExport,
         FakePrompts,
         FakeRewindableSink,
         FakeSink,
         FakeTask,
         ManualClock,
     )
+    from hooktrainer.testing.sink_contract import check_sink
 
 __all__ = [
     "FakeBuffer",
@@ -35,6 +37,7 @@ __all__ = [
     "FakeEngine",
     "FakeKLControl",
     "FakeLearner",
+    "FakeModelExport",
     "FakePrompts",
     "FakeRewindableSink",
     "FakeRunState",
@@ -44,6 +47,7 @@ __all__ = [
     "ManualClock",
     "check_order_independent",
     "check_plugin",
+    "check_sink",
     "fake_ports",
 ]
 
@@ -59,6 +63,7 @@ __getattr__, __dir__ = lazy_exports(
         "FakeTransport": "fake_engine",
         "check_order_independent": "contract",
         "check_plugin": "contract",
+        "check_sink": "sink_contract",
         "fake_ports": "contract",
     },
 )

@@ -21,7 +21,7 @@ from hooktrainer.config.fields import bare_attributes
 from hooktrainer.errors import CheckpointError, PlanError
 from hooktrainer.events import EVENTS, FitStart
 from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
-from hooktrainer.ports import KLControl, Snapshot
+from hooktrainer.ports import KLControl, ModelExport, Snapshot
 from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.run.option_docs import options_of
@@ -31,6 +31,7 @@ from hooktrainer.testing.fakes import (
     FakeBuffer,
     FakeKLControl,
     FakeLearner,
+    FakeModelExport,
     FakePrompts,
     FakeSink,
     ManualClock,
@@ -227,6 +228,6 @@ def fake_ports(**given: Any) -> Ports:
         "transport": FakeTransport(),
         "prompts": FakePrompts(),
         "clock": ManualClock(),
-        "extra": {KLControl: FakeKLControl()},
+        "extra": {KLControl: FakeKLControl(), ModelExport: FakeModelExport()},
     }
     return Ports(**{**fakes, **given})

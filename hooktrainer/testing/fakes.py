@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -83,6 +84,25 @@ class FakeKLControl:
     """A public coefficient."""
 
     kl_coeff: float = 0.1
+
+
+@attrs.define
+class FakeModelExport:
+    """Writes an empty folder, and records each."""
+
+    version: int = 1
+    folders: list[Path] = attrs.field(factory=list)
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def keep_adapters(self) -> None:
+        """Do nothing."""
+
+    def export(self, folder: Path) -> None:
+        """Make the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folders.append(folder)
 
 
 class FakeBuffer(GroupBuffer):

@@ -133,6 +133,8 @@ class TestRewind:
             ([1, 2], "rows 3-8 are"),
             ([1, 2, 3, 4, 5, 6, 7], "row 8 is"),
             ([1, 2, 4, 5, 8], "rows 3, 6-7 are"),
+            ([3, 4, 5, 6, 7, 8], "rows 1-2 are"),
+            ([2, 3, 4, 6, 7, 8], "rows 1, 5 are"),
             ([], "rows 1-8 are"),
         ],
     )
@@ -147,12 +149,19 @@ class TestRewind:
         sink.write(9, {})
         assert steps(tmp_path) == [*rows, 9]
 
-    @pytest.mark.parametrize("text", [None, lines(3, 4, 5)])
-    def test_run_resumed_in_another_directory_logs_no_missing_rows(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
+    @pytest.mark.parametrize(
+        ("rows", "missing"), [([5, 6, 7], None), ([6, 7], "row 5 is"), ([5, 7], "row 6 is"), ([], "rows 5-7 are")]
+    )
+    def test_run_resumed_in_another_directory_has_rows_from_its_first_step(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: list[int], missing: str | None
     ) -> None:
-        assert opened(tmp_path, text).rewind(4) == ([] if text is None else [5])
+        assert opened(tmp_path).rewind(4) == []
         assert not caplog.records
+        sink = opened(tmp_path, lines(*rows, 8))
+        assert sink.rewind(7) == [8]
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{sink.path}: {text} missing; the run resumes from step 7 without them" for text in [missing] if text
+        ]
 
     def test_unreadable_row_is_an_error_with_its_line(self, tmp_path: Path) -> None:
         text = lines(1) + '{"step": 2, "lo\n' + lines(3, 4)

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.environments import Countdown, Talk
 from hooktrainer import Plugin, Priority, on, state
 from hooktrainer import ports as port_types
 from hooktrainer.errors import ConfigError, PlanError, PortError, SyncError
 from hooktrainer.events import Event, FitEnd, FitStart, IterationEnd, StepEnd, WeightsSynced
 from hooktrainer.metrics import Sum
 from hooktrainer.models.character_tokenizer import CharTokenizer
+from hooktrainer.models.saved_decoder import SavedDecoder
 from hooktrainer.plugin import port
 from hooktrainer.testing import (
     FakeBuffer,
@@ -29,6 +31,7 @@ from hooktrainer.testing import (
     FakeEngine,
     FakeKLControl,
     FakeLearner,
+    FakeModelExport,
     FakePrompts,
     FakeRewindableSink,
     FakeRunState,
@@ -425,15 +428,24 @@ class StoredTask(FakeTask):
         return {"a": "1", "b": "2"}
 
 
+class EngineWithModule(FakeEngine):
+    module = None
+
+
 def test_every_port_has_a_fake_that_implements_it() -> None:
     fakes = {
         port_types.CheckpointStore: FakeCheckpointStore(),
         port_types.CharacterTask: FakeTask(),
         port_types.Clock: ManualClock(),
+        port_types.Environment: Countdown(),
+        port_types.HasEnvironment: Talk(),
         port_types.HasFingerprint: StoredTask(),
+        port_types.HasModule: EngineWithModule(),
         port_types.HasSources: StoredTask(),
         port_types.KLControl: FakeKLControl(),
+        port_types.ObservationTokenizer: CharTokenizer("ab"),
         port_types.Learner: FakeLearner(),
+        port_types.ModelExport: FakeModelExport(),
         port_types.PromptSource: FakePrompts(),
         port_types.ReplayBuffer: FakeBuffer(),
         port_types.RolloutEngine: FakeEngine(),
@@ -441,6 +453,7 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.RunState: FakeRunState(),
         port_types.Sink: FakeSink(),
         port_types.Stateful: FakeLearner(),
+        port_types.SupportsFileCheck: SavedDecoder(path="."),
         port_types.SupportsLogprobs: FakeLearner(),
         port_types.SupportsSkipping: FakeLearner(),
         port_types.SupportsTrainable: AdapterLearner(),
