@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from hooktrainer._util.clock import SystemClock
@@ -16,11 +17,14 @@ from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import port_fields
-from hooktrainer.ports import KLControl, Task, Tokenizer
+from hooktrainer.ports import KLControl, ModelExport, Task, Tokenizer
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.rollout.generator_config import GeneratorConfig
+from hooktrainer.rollout.options import LocalOptions
+from hooktrainer.run import record
 from hooktrainer.run.composition import Composition, composition_of, require_runnable
 from hooktrainer.run.directory import RunDirectory
+from hooktrainer.run.export import EngineExport
 from hooktrainer.run.limits import prompt_length
 from hooktrainer.run.loading import dump
 from hooktrainer.run.registry import SINKS
@@ -44,25 +48,39 @@ def build_trainer(config: Config | Composition) -> Trainer:
     The run directory is created last, so that a configuration with faults leaves no directory.
     """
     composition = config if isinstance(config, Composition) else composition_of(config)
+    try:
+        return _built(composition)
+    except ConfigError as error:
+        error.revise(composition.origins.attributed)
+        raise
+
+
+def _built(composition: Composition) -> Trainer:
     if composition.used:
         raise RuntimeError("a composition is for one run, since plugins have state; compose the configuration again")
     composition.used = True
     config, plan = composition.config, composition.plan
     require_runnable(composition)
-    place = RunPlace(directory=directory_of(config), resume=config.run.resume)
-    check_resume(place.resume)
+    directory, resume = directory_of(config), config.run.resume
+    place = RunPlace(directory=directory, resume=resume)
+    check_resume(resume)
     trainer = Trainer(plan, _ports(composition), config.trainer, place)
-    files = {"config.yaml": dump(config), "plan.txt": describe(plan)}
+    files = {
+        "config.yaml": dump(config),
+        "plan.txt": describe(plan),
+        record.FILE: record.started(directory, config.trainer.total_steps, resumes=resume != "off"),
+    }
     try:
-        directory = RunDirectory(directory_of(config), files, place.resume)
+        locked = RunDirectory(directory, files, resume)
     except ConfigError:
         trainer.ports.engine.close()
         raise
-    before = None if place.resume == "off" else previous_config(place.directory, place.resume)
-    trainer.at_start(directory.renew)
+    before = None if resume == "off" else previous_config(directory, resume)
+    trainer.at_start(locked.renew)
     trainer.at_start(partial(warn_of_changes, before, files["config.yaml"]))
-    trainer.at_end(lambda: None if trainer.ports.buffer.version else directory.mark_as_empty())
-    trainer.at_end(directory.release)
+    trainer.at_end(lambda: record.record_end(directory, trainer.result))
+    trainer.at_end(lambda: None if trainer.ports.buffer.version else locked.mark_as_empty())
+    trainer.at_end(locked.release)
     return trainer
 
 
@@ -76,30 +94,39 @@ def _ports(composition: Composition) -> Ports:
     from hooktrainer.weight_sync.same_host import SameHostTransport
 
     config, task, rollout = composition.config, composition.task, composition.rollout
-    _set_up_libraries(config)
+    set_up_libraries(config)
     tokenizer = composition.model.tokenizer(task)
     limit = PromptLimit(prompt_length(rollout, composition.model, task), rollout.overlong_prompts)
     prompts = _prompts(config, task, tokenizer, limit)
     max_length = limit.max_length + rollout.max_response_length
-    policy = partial(composition.model.build, vocab_size=tokenizer.vocab_size, max_length=max_length, seed=config.seed)
+    sizes = {"vocab_size": tokenizer.vocab_size, "max_length": max_length, "seed": config.seed}
+    sampled = composition.model if isinstance(rollout, LocalOptions) else _on_cpu(composition.model)
     generator = GeneratorConfig(
-        policy=partial(in_single_precision, policy),
+        policy=partial(in_single_precision, partial(sampled.build, **sizes)),
         tokenizer=tokenizer,
         task=task,
         seed=config.seed,
+        reward=config.reward,
         max_length=max_length,
     )
-    learner = _learner(config, rollout, policy(), tokenizer)
+    policy = composition.model.build(**sizes)
+    learner = _learner(config, rollout, policy, tokenizer)
+    engine = rollout.build(generator)
     return Ports(
         learner=learner,
-        engine=rollout.build(generator),
+        engine=engine,
         buffer=GroupBuffer(config.replay),
         transport=SameHostTransport(),
         prompts=prompts,
         clock=SystemClock(),
         sinks=dict(_sinks(composition)),
-        extra={KLControl: learner},
+        extra={KLControl: learner, ModelExport: EngineExport(composition, tokenizer, engine, policy)},
     )
+
+
+def _on_cpu(model: Any) -> Any:
+    """Return the options of the model for an engine in other processes, which do not share the GPU of the learner."""
+    return attrs.evolve(model, device="cpu") if attrs.has(type(model)) and hasattr(model, "device") else model
 
 
 def _learner(config: Config, rollout: SamplingOptions, model: nn.Module, tokenizer: Tokenizer) -> PolicyGradientLearner:
@@ -120,7 +147,7 @@ def _learner(config: Config, rollout: SamplingOptions, model: nn.Module, tokeniz
 
 
 def _prompts(config: Config, task: Task, tokenizer: Tokenizer, limit: PromptLimit) -> TaskPrompts:
-    """Return the prompts of the run. Raise `ConfigError` unless there is one mini-batch."""
+    """Return the prompts of the run. Raises `ConfigError` unless there is one mini-batch."""
     try:
         prompts = TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs, limit=limit)
         prompts.require(config.trainer.ppo_mini_batch_size)
@@ -130,7 +157,7 @@ def _prompts(config: Config, task: Task, tokenizer: Tokenizer, limit: PromptLimi
     return prompts
 
 
-def _set_up_libraries(config: Config) -> None:
+def set_up_libraries(config: Config) -> None:
     """Set the threads of torch, and seed the global generators, which tasks and plugins may use."""
     import torch
 

@@ -38,6 +38,7 @@ from hooktrainer.plugin import SPEC_ATTRIBUTE, Plugin, has_state, option_fields,
 from hooktrainer.rollout.options import SamplingOptions
 from hooktrainer.run.limits import Sizes, limit_faults
 from hooktrainer.run.metric_names import declared_metrics, metric_faults
+from hooktrainer.run.model_files import file_faults
 from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths, port_kind
 
 
@@ -101,13 +102,14 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
 
 
 def require_runnable(composition: Composition) -> None:
-    """Raise `ConfigError` unless a plugin syncs the weights, and the run makes each metric that an option names."""
+    """Raise `ConfigError` unless weights are synced, metrics of options are made, and the model has its files."""
     faults = Faults(origins=composition.origins)
     try:
         composition.plan.require_sync()
     except PlanError as error:
         faults.absorb(error)
     faults.found.extend(metric_faults(composition.config, composition.plan, composition.task))
+    faults.found.extend(file_faults(composition.model))
     faults.raise_if_any(SECTIONS)
 
 

@@ -64,7 +64,7 @@ class RunDirectory:
         except OSError as error:
             shutil.rmtree(fresh, ignore_errors=True)
             self.release()
-            text = f"the run directory {directory} cannot be created: {error.strerror} ({error.filename})."
+            text = f"the run directory {directory} cannot be created: {_described(error)}."
             raise ConfigError([Fault("run", f"{text} Choose another one with run.dir=... or run.name=...")]) from None
 
     def renew(self) -> None:
@@ -119,6 +119,11 @@ def _replace(directory: Path, renamed: Path, fresh: Path) -> None:
     except BaseException:
         renamed.rename(directory)
         raise
+
+
+def _described(error: OSError) -> str:
+    """Return the reason and the file of an error; an error of an open file, such as a full disk, names none."""
+    return f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror)
 
 
 def _locked(path: Path, directory: Path) -> TextIOWrapper | None:

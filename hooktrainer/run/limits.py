@@ -56,8 +56,8 @@ class Sizes:
 
     @property
     def workers(self) -> int:
-        """Rollout workers; 1 for an engine without this option."""
-        return int(getattr(self.rollout, "workers", 1))
+        """Rollout workers on this machine; 1 for an engine without this option."""
+        return int(getattr(self.rollout, "local_workers", getattr(self.rollout, "workers", 1)))
 
     def memory(self) -> Mapping[str, int]:
         """Return the bytes that each part of the run requires at least."""

@@ -16,7 +16,7 @@ from hooktrainer._util.registry import FILE, NAMES_A, Kind, check_call
 from hooktrainer.config.fields import Fields, field_type, init_fields, option_name
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import Plugin, option_fields, port_fields
-from hooktrainer.ports import STRATEGIES, Sink, step_key_fault
+from hooktrainer.ports import STRATEGIES, Sink, missing_methods, step_key_fault
 
 
 def _check_options(found: type, where: str) -> None:
@@ -47,6 +47,12 @@ def _check_plugin(found: type, where: str) -> None:
     _check_options(found, where)
 
 
+def _check_task(found: type, where: str) -> None:
+    if lacks := missing_methods(found):
+        raise ConfigError(f"{found.__name__} of {where} is not a task: it has no {lacks}")
+    _check_options(found, where)
+
+
 def _check_sink(found: type, where: str) -> None:
     _require_methods(found, where, "a sink", ("open", "write", "close"), " (hooktrainer.ports.Sink)")
     if fault := step_key_fault(found):
@@ -59,7 +65,7 @@ def _kind(noun: str, check: Callable[[Any, str], None] = _check_options) -> Kind
 
 
 PLUGINS: Final = _kind("plugin", _check_plugin)
-TASKS: Final = _kind("task", _check_methods("a task", "train", "heldout", "score"))
+TASKS: Final = _kind("task", _check_task)
 MODELS: Final = _kind("model", _check_methods("a model", "tokenizer", "build"))
 ENGINES: Final = _kind("engine", _check_methods("an engine", "build"))
 SINKS: Final = _kind("sink", _check_sink)

@@ -9,9 +9,8 @@ import attrs
 from attrs.validators import ge, gt, in_
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.errors import MissingMetricError, did_you_mean
 from hooktrainer.events import StepEnd
-from hooktrainer.metrics import Row, could_have
+from hooktrainer.metrics import require_metric
 from hooktrainer.plugin import metric, state
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -47,7 +46,8 @@ class KLGuard(Plugin):
         """Check the sealed row of the step."""
         row = event.record.row
         if self.metric not in row:
-            self._miss(event, row)
+            if not self._known:  # later, for example, updates may all be skipped
+                require_metric(row, self.metric, step=event.step, last=event.last, plugin="kl_guard")
             return
         value = row[self.metric]
         self._known = True
@@ -60,19 +60,3 @@ class KLGuard(Plugin):
         _LOG.warning(found)
         if self.action == "stop":
             event.control.stop(found)
-
-    def _miss(self, event: StepEnd, row: Row) -> None:
-        """Accept a row that may lack the metric. Raises `MissingMetricError` for any other."""
-        if self._known:
-            return  # for example a step whose updates were all skipped
-        if could_have(row, self.metric):
-            raise MissingMetricError(
-                f"kl_guard checks the metric '{self.metric}', which the row of step {event.step} does not have."
-                f"{did_you_mean(self.metric, row)} Set its option `metric` to a key of metrics.jsonl"
-            )
-        if event.last:
-            _LOG.warning(
-                "kl_guard checked nothing: no row has a metric of validation such as '%s'. Add `validation` to the "
-                "plugins, or set another `metric`",
-                self.metric,
-            )

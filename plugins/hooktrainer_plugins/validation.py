@@ -10,9 +10,9 @@ import attrs
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import ConfigError
 from hooktrainer.events import FitStart, StepEnd
-from hooktrainer.metrics import Mean, Sum
+from hooktrainer.metrics import Sum
 from hooktrainer.plugin import port
-from hooktrainer.ports import Clock, Prompt, PromptSource, RolloutEngine
+from hooktrainer.ports import Clock, Prompt, PromptSource, RolloutEngine, validation_metrics
 
 
 @attrs.define(kw_only=True)
@@ -46,16 +46,5 @@ class Validation(Plugin):
         """Add the mean score, also of each task of a mixture, and the share of exact answers."""
         started = self.clock.now()
         answers = self.engine.answer(self._prompts)
-        by_source: dict[str, list[float]] = {}
-        for prompt, answer in zip(self._prompts, answers, strict=True):
-            by_source.setdefault(prompt.example.source, []).append(answer.score)
-        by_source.pop("", None)  # the task is no mixture
-        event.record.add(
-            {
-                "val/score/mean": Mean.of(answer.score for answer in answers),
-                **{f"val/score/{source}/mean": Mean.of(scores) for source, scores in by_source.items()},
-                "val/exact_match/mean": Mean.of(answer.exact for answer in answers),
-                "val/response_length/mean": Mean.of(len(answer.tokens) for answer in answers),
-                "timing_s/testing": Sum(self.clock.now() - started),
-            }
-        )
+        timing = {"timing_s/testing": Sum(self.clock.now() - started)}
+        event.record.add({**validation_metrics(self._prompts, answers), **timing})

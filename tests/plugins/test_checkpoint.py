@@ -446,6 +446,8 @@ def test_no_checkpoint_is_published_after_the_final_save_was_interrupted(
             bus.fire(FitEnd, step=1, status="interrupted")
     disk.go_on.set()
     wait_for_idle(bus)
+    with pytest.raises(CheckpointError):  # the interrupted save
+        writer_of(bus).close()
 
     assert steps(tmp_path) == []
 

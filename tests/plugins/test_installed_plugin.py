@@ -63,6 +63,7 @@ def test_installed_plugin_is_listed_with_its_options(installed: Path, tmp_path: 
     assert "Where to stop." in listed
 
 
+@pytest.mark.slow
 def test_installed_plugin_is_planned_and_run(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(RUN)
 

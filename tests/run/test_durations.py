@@ -18,6 +18,7 @@ OPTIONS = {
     "replay.sample_timeout_s": {"replay": {"sample_timeout_s": None}},
     "replay.group_timeout_s": {"replay": {"group_timeout_s": None}},
     "rollout.sync_timeout_s": {"rollout": {"use": "process", "sync_timeout_s": None}},
+    "rollout.turn_timeout_s": {"rollout": {"use": "thread", "turn_timeout_s": None}},
     "timeout_s": {"plugins": ["metric_aggregation", "weight_sync", {"use": "watchdog", "timeout_s": None}]},
     "patience_s": {"plugins": ["metric_aggregation", "weight_sync", {"use": "checkpoint", "patience_s": None}]},
 }

@@ -56,6 +56,7 @@ def test_a_size_beyond_the_machine_is_refused_at_its_address(
     [
         (["trainer.train_batch_size=4000000000", "trainer.ppo_mini_batch_size=1000000000"], "ppo_mini_batch_size"),
         (["trainer.train_batch_size=16000000000", "trainer.parameter_sync_step=1000000000"], "parameter_sync_step"),
+        (["model.width=1000000000"], "model.width"),
         (["model.width=1000000000", "model.heads=1000000000", "model.layers=1"], "model.width"),
         (["model.width=1000000000", "model.positions=rotary", "model.tied=true"], "model.width"),
         (["task.digits=1000000", "rollout={batching: group, use: inline, n: 2}"], "task.digits"),

@@ -52,7 +52,7 @@ def test_a_missing_sync_and_a_metric_are_shown_together(capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith("2 faults")
 
 
-def test_a_plugin_of_the_user_may_make_any_metric(tmp_path: Path) -> None:
+def test_a_metric_is_refused_unless_a_plugin_of_the_user_may_make_it(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import attrs\nfrom hooktrainer import Plugin, on\nfrom hooktrainer.events import StepEnd\n\n\n"
         "@attrs.define(kw_only=True)\nclass Mine(Plugin):\n    @on(StepEnd, adds=['metrics.row'])\n"
@@ -60,6 +60,8 @@ def test_a_plugin_of_the_user_may_make_any_metric(tmp_path: Path) -> None:
     )
     plugins = f"{PLUGIN_LIST}, '{tmp_path}/mine.py:Mine', {{use: kl_guard, metric: my/metric}}"
     assert main(["plan", QUICKSTART, f"plugins=[{plugins}]"]) == 0
+    without = plugins.replace(f"'{tmp_path}/mine.py:Mine', ", "")
+    assert main(["plan", QUICKSTART, f"plugins=[{without}]"]) == 2
 
 
 DECOUPLED = (

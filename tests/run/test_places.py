@@ -6,8 +6,10 @@ import logging
 import shutil
 from pathlib import Path
 
+import attrs
 import pytest
 
+from hooktrainer import build_trainer, load_config
 from hooktrainer.cli import main
 
 SMALL = """
@@ -85,27 +87,33 @@ def test_a_moved_run_directory_resumes_without_a_report_of_other_settings(
     assert ".py" not in said(caplog)
 
 
-def test_another_class_of_a_file_is_another_setting(
+def test_of_a_moved_run_only_the_class_that_is_read_from_another_file_is_another_setting(
     folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(folders / "a")
     assert main(["fit", "run.yaml"]) == 0
-    (folders / "a" / "mine.py").rename(folders / "a" / "ours.py")
-    text = SMALL.replace("mine.py", "ours.py")
-    (folders / "a" / "run.yaml").write_text(text)
+    shutil.move(folders / "a", folders / "moved")
+    monkeypatch.chdir(folders / "moved")
+    shutil.copy("mine.py", "ours.py")
+    Path("run.yaml").write_text(SMALL.replace("mine.py:Sink", "ours.py:Sink"))
 
     assert main(["fit", "run.yaml", "run.resume=auto", "trainer.total_steps=2"]) == 0
     assert "ours.py:Sink" in said(caplog)
+    assert "mine.py:Mine" not in said(caplog)
 
 
-def test_a_run_stays_in_its_directory_if_user_code_changes_the_working_directory(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_stays_in_its_directory_if_the_script_changes_the_working_directory(
+    resume: bool, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folders / "a")
-    text = MINE.replace("self.count += 1", f"import os; os.chdir({str(folders / 'b')!r})")
-    (folders / "a" / "mine.py").write_text(text)
+    if resume:
+        assert main(["fit", "run.yaml"]) == 0
+    config = load_config("run.yaml", overrides=["trainer.total_steps=2", *(["run.resume=auto"] if resume else [])])
+    trainer = build_trainer(attrs.evolve(config, run=attrs.evolve(config.run, dir=Path("ckpt"))))
+    monkeypatch.chdir(folders / "b")
+    trainer.fit()
 
-    assert main(["fit", "run.yaml", "trainer.total_steps=2"]) == 0
     assert len((folders / "a/ckpt/run/metrics.jsonl").read_text().splitlines()) == 2
     assert (folders / "a/ckpt/run/checkpoints/step_00000002").is_dir()
     assert not any((folders / "b").iterdir())
