@@ -17,6 +17,7 @@ from hooktrainer.ports import (
     Clock,
     KLControl,
     Learner,
+    ModelExport,
     PromptSource,
     ReplayBuffer,
     RolloutEngine,
@@ -37,7 +38,7 @@ STANDARD_PORTS: Final = (
 )
 """Port types that every run offers."""
 
-CONFIGURED_PORTS: Final = (*STANDARD_PORTS, KLControl)
+CONFIGURED_PORTS: Final = (*STANDARD_PORTS, KLControl, ModelExport)
 """Port types that a run built from a configuration offers."""
 
 

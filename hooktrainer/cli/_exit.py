@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -40,6 +42,7 @@ def leave_with(command: Callable[[], int], *, exits: bool) -> int:
         exit_now(code)
     settle()
     if exits:
+        atexit.register(gc.freeze)  # otherwise garbage collection at exit takes seconds with torch
         limit_exit(code)
     return code
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import atexit
-import gc
 import os
 
 from hooktrainer._util.signals import handled
@@ -19,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compose the run, train, and print how it ended."""
-    atexit.register(gc.freeze)  # otherwise garbage collection at exit takes seconds with torch
     with handled() as interrupts:
         try:
             return _train(args)
@@ -36,9 +33,9 @@ def _train(args: argparse.Namespace) -> int:
     config = composition.config
     names = ", ".join(entry.name for entry in config.plugins if entry.enabled)
     directory = directory_of(config)
+    trainer = build_trainer(composition)
     write_stdout(f"plugins: {names or 'none'}\nrun directory: {directory}\n")
     kept = f"kept in {os.path.relpath(directory)}"
-    trainer = build_trainer(composition)
     try:
         result = trainer.fit()
     except BaseException as error:

@@ -11,11 +11,14 @@ import attrs
 
 from hooktrainer._util.imports import described
 from hooktrainer.config.origins import Origins
+from hooktrainer.config.other_names import hint_for_other_name
 from hooktrainer.config.scalars import EnvironmentText
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean, message_of
 
 _LONGEST: Final = 400
 """Characters of a value in a fault."""
+_LIKELY_TYPO: Final = 0.8
+"""Similarity to an option of the same section from which a key is a typing error, not a key of verl or TRL."""
 
 
 @attrs.frozen
@@ -49,7 +52,10 @@ class Faults:
         known, word, elsewhere = list(known), str(key)[:_LONGEST], self.elsewhere()
         near = difflib.get_close_matches(word, elsewhere, n=1)
         there = f" Did you mean '{elsewhere[near[0]]}'?" if near else ""
-        hint = f" {remedy}" if remedy else there if word in elsewhere else did_you_mean(word, known) or there
+        typed = difflib.get_close_matches(word, known, n=1, cutoff=_LIKELY_TYPO)
+        other = "" if typed else hint_for_other_name(word)
+        similar = there if word in elsewhere else other or did_you_mean(word, known) or there
+        hint = f" {remedy}" if remedy else similar
         takes = f"takes {', '.join(known)}" if known else "takes no options"
         self.at(word).add(f"unknown key '{word}'; {owner} {takes}.{hint}")
 

@@ -17,6 +17,7 @@ from hooktrainer.config.file_names import run_name_fault
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.learner.options import CriticOptions, OptimOptions
 from hooktrainer.replay.options import ReplayOptions
+from hooktrainer.rollout.score_options import ScoreOptions
 
 
 def _is_folder(_instance: object, _attribute: object, value: str) -> None:
@@ -27,9 +28,9 @@ def _is_folder(_instance: object, _attribute: object, value: str) -> None:
 def _is_whole_step(trainer: TrainerConfig, _attribute: object, value: int) -> None:
     updates, mini = trainer.parameter_sync_step, trainer.ppo_mini_batch_size
     if value != updates * mini:
-        raise ValueError(
-            f"{value} is not parameter_sync_step x ppo_mini_batch_size = {updates} x {mini} = {updates * mini}"
-        )
+        text = f"{value} is not parameter_sync_step x ppo_mini_batch_size = {updates} x {mini} = {updates * mini}"
+        whole = value >= mini and value % mini == 0
+        raise ValueError(f"{text}. Set parameter_sync_step: {value // mini}" if whole else text)
 
 
 def _holds_a_mini_batch(config: Config, _attribute: object, replay: ReplayOptions) -> None:
@@ -128,6 +129,8 @@ class Config:
     """The estimate of returns, for the algorithms that need one."""
     trainer: TrainerConfig
     """The length of the run, and how its steps divide into updates."""
+    reward: ScoreOptions = attrs.field(factory=ScoreOptions)
+    """The threads that score answers."""
     replay: ReplayOptions = attrs.field(factory=ReplayOptions, validator=_holds_a_mini_batch)
     """The buffer between rollouts and learner."""
     run: RunConfig

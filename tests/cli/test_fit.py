@@ -49,7 +49,12 @@ def rows(run: str) -> list[dict[str, float]]:
 def test_run_writes_its_config_its_plan_and_one_row_per_step(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", f"{engine}.yaml", "trainer.num_warmup_batches=1"]) == 0
 
-    assert sorted(path.name for path in Path("runs", engine).iterdir()) == ["config.yaml", "metrics.jsonl", "plan.txt"]
+    assert sorted(path.name for path in Path("runs", engine).iterdir()) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "plan.txt",
+        "run.json",
+    ]
     assert [row["step"] for row in rows(engine)] == [1, 2, 3]
     assert ["val/score/mean" in row for row in rows(engine)] == [False, True, True]
     assert [row["training/off_policy/staleness/mean"] for row in rows(engine)] == [1.0, 1.5, 1.5]
@@ -284,13 +289,8 @@ def test_an_error_in_a_plugin_keeps_its_traceback_and_names_the_plugin(capsys: p
     assert "raised by plugin 'broken' (plugins[1]): Broken.start on step_start, COLLECT 200, step 1" in said
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGINT, 130),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(signal.SIGTERM, 143), (signal.SIGHUP, 129)]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signal_ends_the_run_with_complete_rows(number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-u", "-m", "hooktrainer", "fit", "thread.yaml", "trainer.total_steps=1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
@@ -305,3 +305,15 @@ def test_signal_ends_the_run_with_complete_rows(number: signal.Signals, code: in
     assert "complete, kept in runs/thread" in said
     assert said.endswith("interrupted\n" if number == signal.SIGINT else "terminated\n")
     assert [row["step"] for row in rows("thread")] == list(range(1, len(rows("thread")) + 1))
+
+
+@pytest.mark.parametrize("option", ["model.device", "rollout.device"])
+def test_a_run_refused_while_it_is_built_names_the_override_and_no_directory(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "inline.yaml", f"{option}=nodevice"]) == 2
+
+    out, err = capsys.readouterr()
+    assert f"{option}=nodevice" in err
+    assert "run directory" not in out
+    assert not Path("runs").exists()

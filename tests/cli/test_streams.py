@@ -40,7 +40,7 @@ def steps(folder: Path) -> int:
     return len((folder / "runs/run/metrics.jsonl").read_text().splitlines())
 
 
-@pytest.mark.parametrize("redirect", [">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("redirect", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     "command", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in COMMANDS]
 )
@@ -51,6 +51,18 @@ def test_a_command_with_closed_streams_does_its_work(command: str, redirect: str
     assert "Error" not in done.stderr
     if command.startswith("fit "):
         assert command == "fit --help" or steps(tmp_path) == 2
+
+
+@pytest.mark.slow
+def test_commands_that_read_a_run_do_their_work_with_closed_streams(tmp_path: Path) -> None:
+    plugins = "[metric_aggregation, weight_sync, {use: validation, size: 4}, export]"
+    assert shell(tmp_path, f"fit run.yaml 'plugins={plugins}'", "").returncode == 0
+
+    config = "runs/run/config.yaml"
+    for command in ("status runs/run", f"evaluate runs/run {config}", f"generate runs/run --task {config}"):
+        for redirect in (">&-", ">&- 2>&-", "<&- >&- 2>&-"):
+            done = shell(tmp_path, command, redirect)
+            assert (command, redirect, done.returncode, done.stderr) == (command, redirect, 0, "")
 
 
 @pytest.mark.slow
@@ -93,3 +105,15 @@ def test_a_file_never_receives_the_text_of_a_closed_stream(tmp_path: Path) -> No
 
     assert done.returncode == 0
     assert (tmp_path / "mine.txt").read_text() == ""
+
+
+def test_a_child_never_reads_a_file_of_the_run_as_its_closed_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("secret")
+    (tmp_path / "reads.py").write_text(
+        "import os\nfile = open('mine.txt')\nos.set_inheritable(file.fileno(), True)\nos.system('cat > copy.txt')\n"
+        "import attrs\nfrom hooktrainer import Plugin\n@attrs.define\nclass Reads(Plugin): ...\n"
+    )
+    done = shell(tmp_path, "plugins reads.py:Reads", "<&-")
+
+    assert done.returncode == 0
+    assert (tmp_path / "copy.txt").read_text() == ""

@@ -43,6 +43,11 @@ def test_the_name_of_a_run_is_the_text_of_its_override(tmp_path: Path, name: str
     assert load(tmp_path, PLUGINS, f"run.dir={tmp_path}/out {name}").run.dir == tmp_path / f"out {name}"
 
 
+@pytest.mark.parametrize("directory", ["/a/out #3", "/a/&x", "/a/b: c"])
+def test_the_directory_of_a_run_is_the_text_of_its_override(tmp_path: Path, directory: str) -> None:
+    assert load(tmp_path, PLUGINS, f"run.dir={directory}").run.dir == Path(directory)
+
+
 @pytest.mark.parametrize(
     ("value", "name"),
     [

@@ -1,0 +1,73 @@
+"""Keys of verl and TRL are refused with the option that means the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hooktrainer import load_config
+from hooktrainer.config.fields import init_fields, option_name
+from hooktrainer.config.other_names import ABSENT, OPTIONS
+from hooktrainer.config.sections import Config, section_classes
+from hooktrainer.errors import ConfigError
+from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, settable_fields
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+COMPONENT_OF_OPTIONS = {"task": "dataset", "model": "huggingface", "rollout": "thread"}
+
+
+def message_of(override: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(QUICKSTART, overrides=[override])
+    (fault,) = caught.value.faults
+    return fault.message
+
+
+def exists(path: str) -> bool:
+    section, *keys = path.split(".")
+    if section == "plugins":
+        cls = PLUGINS.resolve(keys.pop(0))
+    elif section in COMPONENT_OF_OPTIONS:
+        cls = KIND_OF_SECTION[section].resolve(COMPONENT_OF_OPTIONS[section])
+    else:
+        cls = section_classes()[section]
+    fields = init_fields(cls) if section in section_classes() else settable_fields(cls)
+    return keys[0] in {option_name(field) for field in fields}
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("learning_rate=1e-6", "optim.lr"),
+        ("optim.learning_rate=1e-6", "optim.lr"),
+        ("trainer.ppo_micro_batch_size_per_gpu=4", "optim.micro_batch_size"),
+        ("rollout.num_generations=8", "rollout.n"),
+        ("trainer.save_freq=5", "plugins.checkpoint.every"),
+        ("plugins.checkpoint.save_steps=5", "plugins.checkpoint.every"),
+        ("trainer.test_freq=5", "plugins.validation.every"),
+        ("trainer.max_steps=5", "trainer.total_steps"),
+        ("trainer.num_train_epochs=5", "trainer.total_epochs"),
+        ("rollout.max_completion_length=5", "rollout.max_response_length"),
+        ("algorithm.beta=0.1", "algorithm.kl_coeff"),
+        ("algorithm.epsilon=0.2", "algorithm.clip_ratio_low"),
+        ("optim.beta=0.9", "beta2"),
+        ("algorithm.use_kl_in_reward=true", "algorithm.kl_in"),
+    ],
+)
+def test_a_key_of_verl_or_trl_is_refused_with_the_option_that_means_the_same(override: str, path: str) -> None:
+    assert message_of(override).endswith(f"Did you mean '{path}'?")
+
+
+@pytest.mark.parametrize("key", ["rollout.tensor_model_parallel_size", "trainer.n_gpus_per_node", "critic.use_vllm"])
+def test_a_key_of_something_that_does_not_exist_here_is_refused_with_a_statement_of_it(key: str) -> None:
+    text = message_of(f"{key}=2")
+    assert text.endswith(ABSENT[key.rpartition(".")[2]])
+    assert "Did you mean" not in text
+
+
+def test_every_suggested_option_exists_and_no_option_has_one_of_the_other_names() -> None:
+    assert [path for path in OPTIONS.values() if not exists(path)] == []
+    options = {option_name(field) for cls in (Config, *section_classes().values()) for field in init_fields(cls)}
+    assert options.isdisjoint(OPTIONS.keys() | ABSENT.keys())
+    assert OPTIONS.keys().isdisjoint(ABSENT)
