@@ -87,7 +87,11 @@ class ConfigError(HookTrainerError):
 
     def place(self, address: str) -> None:
         """Set the address of the faults that have none."""
-        self.faults = tuple(fault if fault.address else attrs.evolve(fault, address=address) for fault in self.faults)
+        self.revise(lambda fault: fault if fault.address else attrs.evolve(fault, address=address))
+
+    def revise(self, change: Callable[[Fault], Fault]) -> None:
+        """Replace each fault with what `change` returns for it."""
+        self.faults = tuple(map(change, self.faults))
         self.args = ("\n".join(listed(self.faults)),)
 
 

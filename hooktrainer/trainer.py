@@ -59,6 +59,8 @@ class Trainer:
         self._complete = 0  # the last step whose weights were confirmed
         self._unreported: Record | None = None
         self._started = False
+        self.result: Result | None = None
+        """How the run ended; None before its end."""
         self._patience_s: dict[int, float] = {}
         self._at_start: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
@@ -79,7 +81,9 @@ class Trainer:
             outcome = attempt(self._run, self.bus.interrupts)
             first, last = self._state.step, max(self._complete, self._state.step)
             took = self.ports.clock.now() - started
-            result = Result(status=outcome.status, reason=outcome.reason, step=last, resumed_from=first, seconds=took)
+            self.result = result = Result(
+                status=outcome.status, reason=outcome.reason, step=last, resumed_from=first, seconds=took
+            )
             closing = (self.ports.buffer.close, self.ports.engine.close, *self._at_end)
             finish(outcome.failure, self.bus.interrupts, partial(self._send_fit_end, result), *closing)
         return result

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import make_tiny_llama
 import pytest
 
+from helpers.huggingface_models import save_model
 from hooktrainer import build_trainer, load_config
 from hooktrainer.run.composition import composition_of
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("quickstart", "sync", "process")
+SMALL = ("quickstart", "sync", "process", "ray", "huggingface")
 CONFIGS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*.yaml")])
 OVERLAYS = sorted(ROOT.glob("configs/tasks/*.yaml"))
 FAMILIES = sorted(set(ROOT.glob("configs/*.yaml")) - {ROOT / "configs" / f"{name}.yaml" for name in SMALL})
+SLOW = ("process", "ray", "huggingface", "calculator")
 TINY = ["trainer.total_steps=2", "plugins.validation.size=8"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else ()) for path in CONFIGS],
+    ids=lambda path: path.name,
+)
 def test_a_shipped_configuration_composes_and_trains(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if path.name == "huggingface.yaml":
+        make_tiny_llama.main(["runs/tiny_llama", "--steps", "1"])
     has_validation = any(entry.name == "validation" for entry in load_config(path).plugins)
     config = load_config(path, overrides=TINY if has_validation else TINY[:1])
 
@@ -41,7 +51,8 @@ def test_task_config_combines_with_every_model_config(path: Path, overlay: Path)
     assert (task.algorithm, task.critic, task.optim) == (config.algorithm, config.critic, config.optim)
 
 
-def test_plans_of_shipped_configurations_import_no_torch_unless_they_name_functions_in_files() -> None:
+def test_plans_of_shipped_configurations_import_no_torch_unless_they_name_functions_in_files(tmp_path: Path) -> None:
+    save_model(tmp_path / "runs" / "tiny_llama")
     script = """
 import sys
 from hooktrainer.cli import main
@@ -51,7 +62,7 @@ for path in sys.argv[1:]:
 """
     without_functions = [path for path in CONFIGS if path.name != "04_loss.yaml"]
     command = [sys.executable, "-c", script, *map(str, without_functions)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
 
     assert done.stdout.count("weight_sync.sync") >= len(without_functions)
 
@@ -64,6 +75,24 @@ def test_quickstart_overlaps_rollout_and_training_and_the_synchronous_run_does_n
     assert quickstart.trainer.parameter_sync_step == sync.trainer.parameter_sync_step == 4
     for config in (quickstart, sync):
         composition_of(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("05_reward", ["reward/is_right/mean"]),
+        ("06_reward_verl", ["reward/compute_score/mean", "reward/compute_score/accuracy/mean"]),
+        ("07_reward_trl", ["reward/accuracy_reward/mean", "reward/length_reward/mean"]),
+    ],
+)
+def test_examples_of_reward_functions_report_their_values(
+    name: str, metrics: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build_trainer(load_config(ROOT / "examples" / f"{name}.yaml", overrides=TINY[:1])).fit()
+
+    rows = [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+    assert all(metric in row for row in rows for metric in metrics)
 
 
 def test_the_example_in_python_runs(

@@ -210,12 +210,17 @@ def test_an_error_at_any_file_operation_is_one_sentence_and_loses_nothing(
     assert at > 20
 
 
-def test_the_process_of_a_full_disk_exits_with_1(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first", "code"), [("nothing", 2), ("a run", 1)])
+@pytest.mark.slow
+def test_a_process_on_a_full_disk_ends_with_one_sentence(first: str, code: int, tmp_path: Path) -> None:
+    """The directory of a new run can be another one, so it is a wrong configuration."""
     with small_disk(tmp_path / "runs", 4):
+        if first == "a run":
+            assert main([*RESUME, "trainer.total_steps=1"]) == 0
         fill(Path("runs/filler"))
-        done = subprocess.run(
-            [sys.executable, "-m", "hooktrainer", "fit", "run.yaml"], capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 2  # the directory of a new run cannot be created: another one can be chosen
+        command = [sys.executable, "-m", "hooktrainer", *RESUME]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code
     assert "No space left on device" in done.stderr
+    assert "(None)" not in done.stderr
     assert "Traceback" not in done.stderr

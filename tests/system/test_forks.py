@@ -176,14 +176,9 @@ def fit_forking(directory: Path, *overrides: str, **options: object) -> Subproce
     return fit(directory, config(plugins=[SAVING, plugin]), "task.use=sort_digits", "trainer.total_steps=3", *overrides)
 
 
-@pytest.mark.parametrize(
-    ("act", "at"),
-    [
-        pytest.param(act, at, marks=[] if (act, at) == ("exit", "step") else pytest.mark.slow)
-        for act in COPIES
-        for at in ("step", "fit_end")
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["step", "fit_end"])
+@pytest.mark.parametrize("act", COPIES)
 def test_a_process_that_a_plugin_forks_ends_and_the_run_does_not_notice(act: str, at: str, tmp_path: Path) -> None:
     run = fit_forking(tmp_path, act=act, at=at)
 
@@ -201,7 +196,7 @@ def test_a_process_that_a_plugin_forks_ends_and_the_run_does_not_notice(act: str
 @pytest.mark.parametrize(
     ("engine", "act"),
     [
-        pytest.param(engine, act, marks=[] if (engine, act) == ("thread", "exit") else pytest.mark.slow)
+        pytest.param(engine, act, marks=pytest.mark.slow)
         for engine in ("inline", "thread", "process")
         for act in ("exit", "raise", "return")
     ],

@@ -23,6 +23,7 @@ def with_sink(name: str, **options: object) -> str:
     return config(**options).replace("sinks: [console, jsonl]", f"sinks: [console, 'faulty_sinks:{name}', jsonl]")
 
 
+@pytest.mark.slow
 def test_a_sink_that_never_returns_is_named_and_the_run_ends(tmp_path: Path) -> None:
     run = fit(tmp_path, with_sink("Hangs"))
     run.until("AT write")

@@ -20,8 +20,11 @@ from hooktrainer import Plugin, on
 from hooktrainer._util import signals
 from hooktrainer.checkpoint.store import Store
 from hooktrainer.events import FitStart
-from hooktrainer.rollout.process.pool import WorkerPool
-from hooktrainer.rollout.process.worker import RemoteGroupSource
+from hooktrainer.rollout.workers.pool import WorkerPool
+from hooktrainer.rollout.workers.worker import RemoteGroupSource
+from hooktrainer.rollout.ray.handle import ActorHandle
+from hooktrainer.rollout.event_loop import EventLoop
+from hooktrainer.rollout.score_pool import ScorePool
 from hooktrainer.rollout.thread import FairSource
 from hooktrainer.tasks.sort_digits import SortDigits
 from hooktrainer.weight_sync import copying
@@ -52,7 +55,13 @@ if THREAD.startswith("weight_sync"):
     copying._MIN_BYTES_FOR_THREADS = 0
 
 @attrs.frozen(kw_only=True)
-class Task(SortDigits): ...
+class Task(SortDigits):
+    def score(self, example, answers):
+        scores = SortDigits.score(self, example, answers)
+        return later(scores) if THREAD == "reward-loop" else scores
+
+async def later(scores):
+    return scores
 
 @attrs.define(kw_only=True)
 class Wakes(Plugin):
@@ -61,6 +70,9 @@ class Wakes(Plugin):
         if THREAD == "hang-watch":
             os.write(signals._watch._write, b"\\x7f")
 """
+
+
+RAY = PROCESSES.replace("use: process", "use: ray")
 
 
 @attrs.frozen
@@ -80,12 +92,15 @@ CASES = {
         "hooktrainer/checkpoint/writer_thread.py", "checkpoint-writer", "threading.Condition, 'wait_for'"
     ),
     "rollout-0": Case("hooktrainer/rollout/thread.py", "rollout-0", "FairSource, 'claim'"),
-    "rollout_feed": Case("hooktrainer/rollout/process/pool.py", "rollout_feed", "WorkerPool, '_distribute'", PROCESSES),
-    "rollout_listen": Case("hooktrainer/rollout/process/pool.py", "rollout_listen", "WorkerPool, '_handle'", PROCESSES),
-    "rollout": Case("hooktrainer/rollout/process/worker.py", "rollout", "RemoteGroupSource, 'claim'", PROCESSES),
-    "release": Case("hooktrainer/rollout/process/worker.py", "release", "ModulePair, 'release'", PROCESSES),
+    "rollout_feed": Case("hooktrainer/rollout/workers/pool.py", "rollout_feed", "WorkerPool, '_distribute'", PROCESSES),
+    "rollout_listen": Case("hooktrainer/rollout/workers/pool.py", "rollout_listen", "WorkerPool, '_handle'", PROCESSES),
+    "rollout": Case("hooktrainer/rollout/workers/worker.py", "rollout", "RemoteGroupSource, 'claim'", PROCESSES),
+    "release": Case("hooktrainer/rollout/workers/worker.py", "release", "ModulePair, 'release'", PROCESSES),
     "orphan-check": Case("hooktrainer/rollout/process/worker.py", "orphan-check", "os, 'getppid'", PROCESSES),
     "exit-of": Case("hooktrainer/rollout/process/process_exit.py", r"exit-of-\d+", "os, 'waitid'", PROCESSES),
+    "actor": Case("hooktrainer/rollout/ray/handle.py", r"actor-\d+", "ActorHandle, '_read'", RAY),
+    "reward": Case("hooktrainer/rollout/score_pool.py", r"reward-\d+", "ScorePool, '_next_job'"),
+    "reward-loop": Case("hooktrainer/rollout/event_loop.py", "reward-loop", "EventLoop, '_run'"),
     "weight_sync": Case("hooktrainer/weight_sync/copying.py", r"weight_sync_\d+", "copying, '_copy'"),
     "watchdog": Case("plugins/hooktrainer_plugins/watchdog.py", "watchdog", "Watchdog, '_report'"),
 }
@@ -111,7 +126,7 @@ def test_every_thread_is_among_the_cases() -> None:
         if (count := len(starts(ast.parse(path.read_text(encoding="utf-8")))))
     }
     threads = {file: {case.thread for case in CASES.values() if case.file == file} for file in found}
-    pools = {"hooktrainer/rollout/process/pool.py": 1}  # one line starts both of its threads
+    pools = {"hooktrainer/rollout/workers/pool.py": 1}  # one line starts both of its threads
     assert found == {file: pools.get(file, len(threads[file])) for file in {case.file for case in CASES.values()}}
 
 
@@ -146,8 +161,8 @@ from hooktrainer._util import signals
 from hooktrainer.events import FitEnd, FitStart
 from hooktrainer.plugin import port
 from hooktrainer.ports import RolloutEngine
-from hooktrainer.rollout.process.handle import WorkerHandle
-from hooktrainer.rollout.process.pool import WorkerPool
+from hooktrainer.rollout.process.handle import ProcessHandle
+from hooktrainer.rollout.workers.pool import WorkerPool
 from hooktrainer.tasks.sort_digits import SortDigits
 
 def fail(owner, name, thread):
@@ -190,7 +205,7 @@ class FailsLate(Plugin):
             fail(os, "read", "hang-watch")
             os.write(signals._watch._write, b"\\x7f")
         elif self.thread == "rollout_listen":
-            fail(WorkerHandle, "sever", "rollout_listen")  # called when the worker ends
+            fail(ProcessHandle, "sever", "rollout_listen")  # called when the worker ends
         elif self.thread == "rollout_feed":
             # It waits for free capacity or for a pending group.
             fail(WorkerPool, "_free_capacity", "rollout_feed")

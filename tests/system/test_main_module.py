@@ -46,6 +46,7 @@ def refused(ended: subprocess.CompletedProcess[str], cause: str) -> None:
 
 
 @pytest.mark.parametrize("argument", ["-", "/dev/stdin"])
+@pytest.mark.slow
 def test_a_script_from_standard_input_is_refused_before_a_worker_is_started(argument: str, tmp_path: Path) -> None:
     ended = run(tmp_path, argument, script=SCRIPT)
 
@@ -53,6 +54,7 @@ def test_a_script_from_standard_input_is_refused_before_a_worker_is_started(argu
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_script_that_was_deleted_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         SCRIPT.replace("    build", "    __import__('os').unlink('script.py')\n    build")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,11 @@ def test_every_error_can_be_shown_and_noted(error: str) -> None:
     add_error_note(made, another, "later")
     first_error([another, made], "at once")
 
+    with suppress(RuntimeError, TypeError):  # its own method may raise
+        made.add_note("by its own method")
+
     assert type(made).__name__ in line_of(made)
+    assert line_of(message_of(made)).startswith("str: ")
     assert type(made).__name__ in traceback_of(made)
     assert len(message_of(made)) < 100_000
     assert "later" in notes_of(another)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import runpy
 import sys
 import types
 from pathlib import Path
@@ -28,6 +29,7 @@ from helpers.readmes import (
 )
 from hooktrainer import load_config
 from hooktrainer.cli import main
+from hooktrainer.events import StepEnd
 from hooktrainer.run.composition import composition_of
 from hooktrainer.testing import FakeBus
 
@@ -91,7 +93,14 @@ def name_of(entry: object) -> object:
     return entry if isinstance(entry, str) else dict(entry).get("name", dict(entry).get("use"))  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("page", with_blocks("console"), ids=named)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.parent.name == "simulation" else [])
+        for page in with_blocks("console")
+    ],
+    ids=named,
+)
 def test_console_blocks_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +143,18 @@ def test_the_plugin_of_the_readme_is_the_example() -> None:
     start = "@attrs.define(kw_only=True)\nclass KLStop(Plugin):"
     example = start + (ROOT / "examples" / "kl_stop.py").read_text().partition(start)[2]
     assert f"{example.strip()}\n```" in (ROOT / "README.md").read_text()
+
+
+@whole_project
+@pytest.mark.parametrize(
+    ("value", "stops"), [(0.5, True), (-0.5, True), (float("nan"), True), (float("-inf"), True), (-0.2, False)]
+)
+def test_the_guard_of_the_readme_watches_both_sides(value: float, stops: bool) -> None:
+    guard = runpy.run_path(str(ROOT / "examples" / "kl_stop.py"))["KLStop"]
+    bus = FakeBus(guard(limit=0.2), provides=["metrics.row"])
+    bus.fire(StepEnd, step=1, row={"actor/ppo_kl": value})
+
+    assert bus.control.reason == ("ppo_kl above 0.2" if stops else None)
 
 
 @whole_project

@@ -564,14 +564,14 @@ def tamper(text: str, how: str) -> str | None:
     match how:
         case "deleted":
             return None
+        case "without its first rows":
+            del lines[:2]
         case "doubled":
             lines.insert(4, lines[3])
         case "reversed":
             lines.reverse()
         case "nan":
             lines[2] = lines[2].replace('"step": 3', '"step": 3, "odd": NaN', 1)
-        case "half":
-            lines.append('{"step": 9, "lo')
     return "".join(lines)
 
 
@@ -580,10 +580,10 @@ def tamper(text: str, how: str) -> str | None:
     ("how", "message", "left"),
     [
         ("deleted", "rows 1-6 are missing", []),
+        ("without its first rows", "rows 1-2 are missing", [3, 4, 5, 6]),
         ("doubled", "row 4 occurred more than once", [1, 2, 3, 4, 5, 6]),
         ("reversed", "rows 1-5 followed a later step", [1, 2, 3, 4, 5, 6]),
         ("nan", "row 3 had NaN", [1, 2, 3, 4, 5, 6]),
-        ("half", "", [1, 2, 3, 4, 5, 6]),
     ],
 )
 def test_changed_rows_are_reported_and_repaired_on_resume(

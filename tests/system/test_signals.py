@@ -73,7 +73,7 @@ def test_signal_ends_a_run_that_waits_for_groups_within_the_grace_time(tmp_path:
     assert run.ended() == 143
     assert time.monotonic() - sent < GRACE_S
     assert run.ends == ["interrupted 0 SIGTERM"]
-    assert "rollout-0 did not return within 1.5 s and is abandoned" in run.err
+    assert "reward-0 did not return within 1.5 s and is abandoned" in run.err
     assert run.left() == []
 
 
@@ -99,6 +99,7 @@ def test_signal_during_a_wait_for_groups_saves_the_last_complete_step(tmp_path: 
     assert run.left() == []
 
 
+@pytest.mark.slow
 def test_signal_that_another_thread_received_interrupts_a_wait_of_the_main_thread(tmp_path: Path) -> None:
     """The kernel interrupts only the thread that receives a signal, and Python handles it on the main thread."""
     (tmp_path / "later.py").write_text(

@@ -190,6 +190,9 @@ CASES = {
     "`score` never returns, with `replay.sample_timeout_s`": task(
         "score", "hang", "thread", "replay.sample_timeout_s=2", named="Task.grade"
     ),
+    "`score` never returns, with `reward.timeout_s` and `replay.max_lost_groups: 0`": task(
+        "score", "hang", "thread", "reward.timeout_s=2", "replay.max_lost_groups=0", named="Task.grade"
+    ),
     "the prompt source raises": task("train", "raise", named="ValueError: boom"),
     "the prompt source never returns": task("train", "hang"),
     "a handler raises": faulty("iteration_end", "raise", named="raised by plugin 'faulty'"),
