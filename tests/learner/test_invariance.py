@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import multiprocessing
 import random
@@ -217,6 +218,9 @@ class TestWithoutTokens:
 
 def _rank(rank: int, shares: Sequence[Sequence[Group]], options: dict[str, Any], folder: str) -> None:
     torch.set_num_threads(1)
+    # Default arguments of this module keep a group that exists when it is imported, as the optimizer does. Threads of a
+    # group that is kept outlive `destroy_process_group`, and can abort the interpreter at its exit.
+    importlib.import_module("torch.distributed.nn")
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(shares))
     try:
         for place, each in enumerate(options):
