@@ -23,7 +23,7 @@ from typing import ClassVar, Final, Literal, Protocol, TypeAlias, cast
 import attrs
 
 from hooktrainer.errors import BusError
-from hooktrainer.metrics import Derive, Metric, Row
+from hooktrainer.metrics import Derive, Metric, Row, Term
 
 Status: TypeAlias = Literal["completed", "already_done", "stopped", "interrupted", "failed"]
 
@@ -100,7 +100,7 @@ class StepRecord(Protocol):
         """The sealed row."""
         ...
 
-    def add(self, metrics: Mapping[str, Metric]) -> None:
+    def add(self, metrics: Mapping[str, Metric | Term]) -> None:
         """Merge metrics into the open record."""
         ...
 

@@ -7,7 +7,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from hooktrainer.errors import MAX_LINE, RecordError, message_of
 from hooktrainer.events import Control, Event, StepRecord
-from hooktrainer.metrics import Derive, Metric, Record, Row
+from hooktrainer.metrics import Derive, Metric, Record, Row, Term
 
 Declaration: TypeAlias = Literal["needs", "makes", "adds"]
 ROW: Final = "metrics.row"
@@ -84,7 +84,7 @@ class CheckedRecord(StepRecord):
         self._require("reads the row", "needs")
         return self._record.row
 
-    def add(self, metrics: Mapping[str, Metric]) -> None:
+    def add(self, metrics: Mapping[str, Metric | Term]) -> None:
         """Merge metrics into the open record; requires `adds=["metrics.row"]`."""
         self._record.add(metrics, self._require("adds metrics", "adds"))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, cast
 
 from hooktrainer.errors import MetricError, MissingMetricError, RecordError, did_you_mean
-from hooktrainer.metrics.types import Metric, Value, merge
+from hooktrainer.metrics.types import Metric, Term, Value, merge, reduced
 
 _LOG: Final = logging.getLogger("hooktrainer")
 STEP_KEY: Final = "training/global_step"
@@ -65,6 +65,10 @@ def with_step(row: Row, step: int) -> Row:
     return MappingProxyType(_Row(step, {**row, STEP_KEY: step}))
 
 
+def _reduction(metric: Metric | Term) -> type[Metric]:
+    return metric.reduction if type(metric) is Term else cast("type[Metric]", type(metric))
+
+
 class Record:
     """All metrics of one step.
 
@@ -76,6 +80,9 @@ class Record:
         self.step = step
         self._before_seal = before_seal
         self._metrics: dict[str, Metric] = {}
+        self._terms: dict[str, list[Term]] = {}
+        """Newest numbers of each key, which are not in `_metrics` yet."""
+        self._reductions: dict[str, type[Metric]] = {}
         self._writers: dict[str, str] = {}
         self._row: Row | None = None
 
@@ -87,7 +94,7 @@ class Record:
     @property
     def empty(self) -> bool:
         """Whether no metric was added yet."""
-        return not self._metrics
+        return not self._reductions
 
     @property
     def row(self) -> Row:
@@ -99,41 +106,53 @@ class Record:
             )
         return self._row
 
-    def add(self, metrics: Mapping[str, Metric], writer: str = "the loop") -> None:
-        """Merge metrics into the record.
+    def add(self, metrics: Mapping[str, Metric | Term], writer: str = "the loop") -> None:
+        """Merge metrics, or numbers that are reduced when the record is sealed, into the record.
 
-        Raises `RecordError` if the record is sealed, and `MetricError` if a value is not a `Metric` or its name already
-        has another reduction. Nothing is merged in these cases.
+        Raises `RecordError` if the record is sealed, and `MetricError` if a value is not a `Metric` or a `Term`, or if
+        its name already has another reduction. Nothing is merged in these cases.
         """
         if self.sealed:
             raise RecordError(f"{writer} added {', '.join(metrics)} to step {self.step} after its row was sealed")
         for key, metric in metrics.items():
-            self._check(key, metric, writer)
+            if key not in self._reductions or self._reductions[key] is not _reduction(metric):
+                self._check(key, metric, writer)
         for key, metric in metrics.items():
-            known = self._metrics.get(key)
-            self._metrics[key] = metric if known is None else merge(known, metric)
-            self._writers.setdefault(key, writer)
+            if key not in self._reductions:
+                self._reductions[key], self._writers[key] = _reduction(metric), writer
+            if type(metric) is Term:
+                self._terms.setdefault(key, []).append(metric)
+            else:
+                self._merge(key, cast("Metric", metric))
 
     def _check(self, key: object, metric: object, writer: str) -> None:
         if not isinstance(key, str) or key == "step":
             raise MetricError(f"{writer} added a metric under {key!r}; a key is a string, and 'step' is reserved")
-        if not isinstance(metric, Metric):
+        if not isinstance(metric, Metric | Term):
             raise MetricError(
                 f"{writer} added {key!r} as a plain {type(metric).__name__}; a record accepts metrics with a "
                 "reduction: Mean, Sum, Max, Min, Last, Rate or Counts."
             )
-        known = self._metrics.get(key)
-        if known is not None and type(known) is not type(metric):
+        known, found = self._reductions.get(key), _reduction(metric)
+        if known is not None and known is not found:
             raise MetricError(
-                f"metric {key!r} has two reductions: {type(known).__name__} from {self._writers[key]}, "
-                f"{type(metric).__name__} from {writer}"
+                f"metric {key!r} has two reductions: {known.__name__} from {self._writers[key]}, "
+                f"{found.__name__} from {writer}"
             )
+
+    def _merge(self, key: str, metric: Metric | None = None) -> None:
+        """Merge the terms of a key, and then the metric."""
+        terms = self._terms.pop(key, ())
+        newer = [*([reduced(terms)] if terms else []), *([] if metric is None else [metric])]
+        for each in newer:
+            known = self._metrics.get(key)
+            self._metrics[key] = each if known is None else merge(known, each)
 
     def _add_last(self) -> None:
         """Add the metrics of `before_seal`, only once even if a failed seal is retried."""
         last = self._before_seal()
         self._before_seal = dict
-        for key in last.keys() & self._metrics.keys():
+        for key in last.keys() & self._reductions.keys():
             raise MetricError(f"{self._writers[key]} reports {key!r}, which the loop measures; rename it")
         self.add(last)
 
@@ -142,6 +161,8 @@ class Record:
         if self.sealed:
             raise RecordError(f"the row of step {self.step} was sealed before")
         self._add_last()
+        for key in list(self._terms):
+            self._merge(key)
         values = {key: metric.value for key, metric in self._metrics.items()}
         row = {key: value for key, value in values.items() if value is not None}
         row |= {f"nan/{key}": float(metric.nans) for key, metric in self._metrics.items() if metric.nans}

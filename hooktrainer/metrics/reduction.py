@@ -13,16 +13,17 @@ Built-in rules ignore case. Only whole words match: `terminal`, `summary` and `m
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
 
 from hooktrainer.errors import ConfigError, Fault, MetricError, did_you_mean
 from hooktrainer.metrics.transfer import to_host
-from hooktrainer.metrics.types import REDUCTIONS, Counts, Last, Max, Mean, Metric, Min, Reduction, Sum, number
+from hooktrainer.metrics.types import REDUCTIONS, Counts, Last, Max, Mean, Metric, Min, Reduction, Sum, Term, number
 
 _KEYS: Final[Mapping[str, Reduction]] = {
     "training/global_step": Last,
@@ -43,6 +44,8 @@ _DURATIONS: Final = "timing_s"
 """Segment before the last one of keys that are durations, which add up."""
 _OF_TALLY: Final = "_staleness/mean"
 """Suffix to a tally's key: a mean that is weighted by the tally, not by the samples of the iteration."""
+_KNOWN_KEYS: Final = 4096
+"""Keys whose rules are remembered."""
 
 
 def _reductions(rules: Mapping[str, str]) -> dict[str, Reduction]:
@@ -65,6 +68,13 @@ class RuleTable:
 
     user: dict[str, Reduction] = attrs.field(converter=_reductions, factory=dict)
     """Rules from YAML, `{"reward/terminal": "last", "my/counters/": "sum"}`. Raises `ConfigError` with all faults."""
+    _rule: Callable[[str], tuple[Reduction, str | None]] = attrs.field(init=False, eq=False, repr=False)
+    """Reduction of a key and, for a mean that is weighted by a tally, the key of the tally."""
+
+    def __attrs_post_init__(self) -> None:
+        # Each update of a run reports the same keys.
+        rule = functools.lru_cache(_KNOWN_KEYS)(lambda key: (self.reduction(key), _tally_of(key)))
+        object.__setattr__(self, "_rule", rule)
 
     def reduction(self, key: str) -> Reduction:
         """Return the metric type for plain numbers under this key."""
@@ -111,20 +121,30 @@ class RuleTable:
         weighted = Mean.of([unweighted.value], [samples]) if unweighted.nans < len(numbers) else Mean(0, 0)
         return weighted.merge(Mean(0, 0, nans=unweighted.nans))
 
-    def to_metrics(self, values: Mapping[str, object], samples: float) -> dict[str, Metric]:
-        """Convert all values of one iteration to metrics; `samples` is its number of trajectories, without padding."""
+    def to_metrics(self, values: Mapping[str, object], samples: float) -> dict[str, Metric | Term]:
+        """Give each value of one iteration its reduction; `samples` is its number of trajectories, without padding."""
         on_host = to_host(values)
-        metrics = {key: self.metric(key, value, self._weight(key, on_host, samples)) for key, value in on_host.items()}
-        return {key: metric for key, metric in metrics.items() if metric is not None}
+        found: dict[str, Metric | Term] = {}
+        for key, value in on_host.items():
+            reduction, tally = self._rule(key)
+            weight = samples if tally is None else self._count(tally, on_host, samples)
+            if type(value) is float:
+                found[key] = Term(reduction, value, weight)
+            elif (metric := self.metric(key, value, weight)) is not None:
+                found[key] = metric
+        return found
 
-    def _weight(self, key: str, values: Mapping[str, object], samples: float) -> float:
-        tally = key.removesuffix(_OF_TALLY)
-        if tally == key or not tally.lower().endswith(_TALLIES):
-            return samples
+    def _count(self, tally: str, values: Mapping[str, object], samples: float) -> float:
         counted = self.metric(tally, values.get(tally, ()), samples)
         count = counted.value if counted else None
         # Without its count, every iteration has the same weight: the size of the batch is unrelated to it.
         return count if isinstance(count, float) and not math.isnan(count) else 1.0
+
+
+def _tally_of(key: str) -> str | None:
+    """Return the key of the count that weights this mean, or None if the samples of the iteration do."""
+    tally = key.removesuffix(_OF_TALLY)
+    return tally if tally != key and tally.lower().endswith(_TALLIES) else None
 
 
 def _histogram(key: str, counts: Mapping[object, object]) -> Counts:

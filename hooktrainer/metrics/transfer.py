@@ -23,7 +23,10 @@ def to_host(values: Mapping[str, object]) -> dict[str, object]:
     torch = sys.modules.get("torch")  # a caller that holds a tensor has imported torch; others must not pay for it
     if torch is None:
         return dict(values)
-    found = [(key, item) for key, value in values.items() for item in _items(value) if isinstance(item, torch.Tensor)]
+    others = ((key, value) for key, value in values.items() if type(value) is not float)
+    found = [(key, item) for key, value in others for item in _items(value) if isinstance(item, torch.Tensor)]
+    if not found:
+        return dict(values)
     for key, tensor in found:
         if tensor.numel() != 1 or tensor.is_complex():
             raise MetricError(

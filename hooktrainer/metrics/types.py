@@ -1,7 +1,7 @@
 """Metric types. A metric carries its own reduction.
 
-Merging is exactly associative: sums are integers in units of the smallest float. The order of merges (micro-batch,
-rank, iteration, step) never changes a value, not even in its last bit. A quotient is rounded once, when it is read.
+Merging is exactly associative: sums are fractions of integers. The order of merges (micro-batch, rank, iteration, step)
+never changes a value, not even in its last bit. A quotient is rounded once, when it is read.
 NaNs are left out of every reduction and counted. With only NaNs a metric has the value NaN; an empty one has the value
 None. Metrics keep no tensors: every number is converted to a Python float.
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import attrs
 
 from hooktrainer.errors import MetricError
-from hooktrainer.metrics.exact_sum import ONE, Exact, number
+from hooktrainer.metrics.exact_sum import Exact, number
 
 __all__ = [
     "REDUCTIONS",
@@ -32,14 +32,20 @@ __all__ = [
     "Rate",
     "Reduction",
     "Sum",
+    "Term",
     "Value",
     "merge",
     "number",
     "plain",
+    "reduced",
 ]
 
 Value: TypeAlias = float | Mapping[float, int] | None
 """The reduced value of a metric: a number, a histogram, or None for an empty metric."""
+
+
+def _all_finite(numbers: Iterable[float]) -> bool:
+    return all(map(math.isfinite, numbers))
 
 
 def _exact(value: object) -> Exact:  # type checkers do not follow a classmethod as a converter
@@ -76,12 +82,12 @@ class Mean(Metric):
     """Weighted mean, `total / count`. The count is a sum of weights and may be fractional."""
 
     total: Exact = attrs.field(converter=_exact, default=Exact())
-    count: Exact = attrs.field(converter=_exact, default=Exact(ONE))
+    count: Exact = attrs.field(converter=_exact, default=Exact(1))
 
     def __attrs_post_init__(self) -> None:
         if self.total.is_nan or self.count.is_nan:
             self._leave_out(total=Exact(), count=Exact())
-        if self.count.units < 0 or self.count.special:
+        if self.count.numerator < 0 or self.count.special:
             raise MetricError(f"the weight of a mean must be finite and at least 0, found {float(self.count)}")
 
     @classmethod
@@ -90,17 +96,17 @@ class Mean(Metric):
 
         A value of weight 0 is left out, also if it is NaN. The mean of no values has the value None.
         """
-        if weights is None:
-            weighted = [cls(value) for value in values]
-        else:
-            pairs = [(Exact.of(value), Exact.of(weight)) for value, weight in zip(values, weights, strict=True)]
-            weighted = [cls(value * weight, weight) for value, weight in pairs if weight != Exact()]
-        return functools.reduce(cls.merge, weighted, cls(0, 0))
+        numbers = list(map(number, values))
+        sizes = [1.0] * len(numbers) if weights is None else list(map(number, weights))
+        if len(numbers) == len(sizes) and _all_finite(numbers) and all(0 < size < math.inf for size in set(sizes)):
+            return cls(Exact.weighted(numbers, sizes), Exact.total(sizes))
+        pairs = [(Exact.of(value), Exact.of(size)) for value, size in zip(numbers, sizes, strict=True) if size != 0]
+        return functools.reduce(cls.merge, [cls(value * size, size) for value, size in pairs], cls(0, 0))
 
     @property
     def value(self) -> float | None:
         """Return the reduced value."""
-        return self.total / self.count if self.count.units else self._nothing()
+        return self.total / self.count if self.count else self._nothing()
 
     def merge(self, later: Mean) -> Mean:
         """Return the metric over the values of both."""
@@ -120,7 +126,10 @@ class Sum(Metric):
     @classmethod
     def of(cls, values: Iterable[object]) -> Sum:
         """Return the sum of many values; the sum of no values has the value None."""
-        return functools.reduce(cls.merge, map(cls, values), cls())
+        numbers = list(map(number, values))
+        if numbers and _all_finite(numbers):
+            return cls(Exact.total(numbers))
+        return functools.reduce(cls.merge, map(cls, numbers), cls())
 
     @property
     def value(self) -> float | None:
@@ -146,14 +155,17 @@ class _Pick(Metric):
     @classmethod
     def of(cls, values: Iterable[object]) -> Self:
         """Reduce many values, the newest last; the metric of no values has the value None."""
-        return functools.reduce(cls.merge, map(cls, values), cls())
+        numbers = list(map(number, values))
+        kept = [one for one in numbers if not math.isnan(one)]
+        return cls(functools.reduce(cls._pick, kept) if kept else None, nans=len(numbers) - len(kept))
 
     @property
     def value(self) -> float | None:
         """Return the reduced value."""
         return self._nothing() if self.kept is None else self.kept
 
-    def _pick(self, first: float, second: float) -> float:
+    @staticmethod
+    def _pick(first: float, second: float) -> float:
         raise NotImplementedError
 
     def merge(self, later: Self) -> Self:
@@ -167,7 +179,8 @@ class _Pick(Metric):
 class Max(_Pick):
     """Largest value."""
 
-    def _pick(self, first: float, second: float) -> float:
+    @staticmethod
+    def _pick(first: float, second: float) -> float:
         return max(first, second)
 
 
@@ -175,7 +188,8 @@ class Max(_Pick):
 class Min(_Pick):
     """Smallest value."""
 
-    def _pick(self, first: float, second: float) -> float:
+    @staticmethod
+    def _pick(first: float, second: float) -> float:
         return min(first, second)
 
 
@@ -183,7 +197,8 @@ class Min(_Pick):
 class Last(_Pick):
     """Newest value."""
 
-    def _pick(self, first: float, second: float) -> float:  # noqa: ARG002
+    @staticmethod
+    def _pick(first: float, second: float) -> float:  # noqa: ARG004
         return second
 
 
@@ -201,7 +216,7 @@ class Rate(Metric):
     @property
     def value(self) -> float | None:
         """Return the reduced value."""
-        return self.numerator / self.denominator if self.denominator != Exact() else self._nothing()
+        return self.numerator / self.denominator if self.denominator else self._nothing()
 
     def merge(self, later: Rate) -> Rate:
         """Return the metric over the values of both."""
@@ -250,6 +265,22 @@ Reduction: TypeAlias = type[Mean] | type[Sum] | type[Max] | type[Min] | type[Las
 """A metric type that plain numbers can be converted to."""
 REDUCTIONS: Final[Mapping[str, Reduction]] = {"mean": Mean, "sum": Sum, "max": Max, "min": Min, "last": Last}
 """Reductions for plain numbers, by their names in YAML."""
+
+
+class Term(NamedTuple):
+    """A number of a metric. The terms of a step are reduced together, which is faster than merging metrics."""
+
+    reduction: Reduction
+    value: float
+    weight: float = 1.0
+    """Weight of the number if it is reduced to a `Mean`."""
+
+
+def reduced(terms: Sequence[Term]) -> Metric:
+    """Reduce terms of one reduction, the newest last."""
+    reduction = terms[0].reduction
+    values = [term.value for term in terms]
+    return Mean.of(values, [term.weight for term in terms]) if reduction is Mean else reduction.of(values)
 
 
 def plain(reported: object) -> object:

@@ -6,9 +6,11 @@ import math
 import operator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hooktrainer.errors import MetricError, RecordError
-from hooktrainer.metrics import Counts, Last, Max, Mean, Record, Sum
+from hooktrainer.metrics import Counts, Last, Max, Mean, Min, Record, Sum, Term
 
 
 def test_metrics_of_one_name_are_merged() -> None:
@@ -53,6 +55,36 @@ def test_conflicting_reductions_are_refused_and_both_writers_named() -> None:
         MetricError, match=r"'loss' has two reductions: Mean from plugin 'a' \(plugins\[0\]\), Max from the"
     ):
         record.add({"new": Sum(1), "loss": Max(1.0)})
+    assert record.seal() == {"loss": 1.0}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([Mean, Sum, Max, Min, Last]),
+    st.lists(st.tuples(st.booleans(), st.floats(), st.floats(0.5, 100)), min_size=1, max_size=8),
+)
+def test_terms_are_reduced_as_metrics_are_merged(
+    kind: type[Mean | Sum | Max | Min | Last], parts: list[tuple[bool, float, float]]
+) -> None:
+    terms, merged = Record(step=1), Record(step=1)
+    for as_term, value, weight in parts:
+        metric = Mean.of([value], [weight]) if kind is Mean else kind.of([value])
+        terms.add({"x": Term(kind, value, weight) if as_term else metric})
+        merged.add({"x": metric})
+    found, expected = terms.seal(), merged.seal()
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+
+
+def test_a_term_and_a_metric_of_another_reduction_are_refused() -> None:
+    record = Record(step=1)
+    record.add({"loss": Term(Mean, 1.0)}, writer="plugin 'a'")
+    with pytest.raises(MetricError, match="'loss' has two reductions: Mean from plugin 'a', Sum from plugin 'b'"):
+        record.add({"new": Term(Sum, 1.0), "loss": Term(Sum, 1.0)}, writer="plugin 'b'")
+    with pytest.raises(MetricError, match="'loss' has two reductions"):
+        record.add({"loss": Max(1.0)})
+    with pytest.raises(MetricError, match="added a metric under 3"):
+        record.add({3: Term(Sum, 1.0)})
     assert record.seal() == {"loss": 1.0}
 
 

@@ -51,6 +51,33 @@ def test_merge_is_associative(metrics: list[Metric], seed: int) -> None:
     assert merged_in_a_random_tree(metrics, seed) == functools.reduce(merge, metrics)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([Mean, Sum, Max, Min, Last]), st.lists(NUMBERS, min_size=1, max_size=8))
+@example(Sum, [0.1] * 3)
+@example(Max, [-0.0, 0.0])
+def test_many_numbers_at_once_are_as_many_merges(
+    kind: type[Mean | Sum | Max | Min | Last], values: list[float]
+) -> None:
+    assert kind.of(values) == functools.reduce(merge, map(kind, values))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(NUMBERS, WEIGHTS | st.sampled_from([0.0, 1.0, math.nan])), min_size=1, max_size=8))
+@example([(1e300, 5e-324), (-1e300, 1e300)])
+@example([(5e-324, 0.5), (5e-324, 0.5)])
+def test_many_weighted_numbers_at_once_are_as_many_merges(pairs: list[tuple[float, float]]) -> None:
+    together = Mean.of([value for value, _ in pairs], [weight for _, weight in pairs])
+    assert together == functools.reduce(merge, [Mean.of([value], [weight]) for value, weight in pairs])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(0.5, 1e9)), min_size=1, max_size=20))
+def test_a_mean_is_rounded_once(pairs: list[tuple[float, float]]) -> None:
+    total = sum(Fraction(value) * Fraction(weight) for value, weight in pairs)
+    count = sum(Fraction(weight) for _, weight in pairs)
+    assert Mean.of([value for value, _ in pairs], [weight for _, weight in pairs]).value == float(total / count)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
 def test_a_sum_is_rounded_once(values: list[float]) -> None:
