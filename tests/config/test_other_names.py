@@ -71,3 +71,16 @@ def test_every_suggested_option_exists_and_no_option_has_one_of_the_other_names(
     options = {option_name(field) for cls in (Config, *section_classes().values()) for field in init_fields(cls)}
     assert options.isdisjoint(OPTIONS.keys() | ABSENT.keys())
     assert OPTIONS.keys().isdisjoint(ABSENT)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("actor_rollout_ref.rollout.n=4", "Its options are in 'model', 'rollout', 'algorithm' and 'optim'."),
+        ("data.train_files=x.parquet", "Files and columns are options of 'task', lengths of 'rollout'"),
+        ("custom_reward_function.path=mine.py", "Rewards are functions in 'task.rewards'."),
+        ("reward_model.enable=true", "There are no reward models."),
+    ],
+)
+def test_a_section_of_verl_is_refused_with_the_sections_that_hold_its_options(override: str, hint: str) -> None:
+    assert hint in message_of(override)
