@@ -80,7 +80,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "use_vllm": _OWN_ENGINES,
     "gpu_memory_utilization": _OWN_ENGINES,
 }
-"""What is said about keys without such an option, and about sections."""
+"""Sentences for keys without such an option, and for sections."""
 
 
 def hint_for_other_name(key: str) -> str:

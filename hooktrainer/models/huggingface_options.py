@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 from attrs.validators import gt, in_, instance_of, min_len
 
+from hooktrainer._util.registry import FILE
 from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.models.device import device_option, to_device
 from hooktrainer.models.huggingface_files import MISSING_LIBRARY, folder_faults, library_faults, template_faults
@@ -42,8 +43,9 @@ def _expanded(path: str) -> str:
 class HuggingFaceOptions:
     """A causal language model of transformers with its tokenizer, from a folder or the cache of the hub."""
 
-    path: str = attrs.field(converter=_expanded, validator=min_len(1))
-    """Folder of the model, or its name in the cache of the hub. Nothing is downloaded."""
+    path: str = attrs.field(converter=_expanded, validator=min_len(1), metadata={FILE: True})
+    """Folder of the model, or its name in the cache of the hub. Nothing is downloaded. A folder is relative to the YAML
+    file if it is there, or else to the working directory."""
     dtype: Literal["float32", "bfloat16", "float16"] = attrs.field(
         default="float32", validator=in_(("float32", "bfloat16", "float16"))
     )
@@ -54,9 +56,9 @@ class HuggingFaceOptions:
     """Whether layers are computed again in the backward pass, which saves memory."""
     trust_remote_code: bool = attrs.field(default=False, validator=instance_of(bool))
     """Whether Python code in the folder may run."""
-    chat_template: str = "auto"
+    chat_template: str = attrs.field(default="auto", metadata={FILE: True})
     """`auto` applies the chat template of the tokenizer if it has one. `none` encodes texts as they are. Or the path of
-    a file with a Jinja template."""
+    a file with a Jinja template, relative as `path` is."""
     lora: LoraOptions | None = None
     """Adapters to train in place of all weights."""
     device: str = device_option()

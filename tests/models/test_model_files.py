@@ -47,6 +47,24 @@ def fault_of(capsys: pytest.CaptureFixture[str], *overrides: str, command: str =
     return faults[0].strip()
 
 
+def test_a_folder_is_relative_to_the_yaml_or_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "models").mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    template = ["model.chat_template=chat.jinja"]
+    assert main(["plan", "../run.yaml", *template]) == 2
+    assert "model.chat_template" in capsys.readouterr().err
+
+    (elsewhere / "chat.jinja").write_text("{{ messages[0].content }}")
+    assert main(["plan", "../run.yaml", *template]) == 0
+
+    (tmp_path / "models").rename(elsewhere / "moved")
+    assert main(["plan", "../run.yaml"]) == 2
+    assert main(["plan", "../run.yaml", "model.path=moved/llama"]) == 0
+
+
 def test_plan_of_a_complete_model_imports_neither_torch_nor_transformers() -> None:
     script = """
 import sys
@@ -67,14 +85,15 @@ assert not {"torch", "transformers"} & sys.modules.keys()
         ("./model/llama", "the folder './model/llama' does not exist", "models"),
         ("a/b/c", "the folder 'a/b/c' does not exist", ""),
         ("/absent/llama", "the folder '/absent/llama' does not exist: / has no folder 'absent'", ""),
-        ("models/llama/config.json", "'models/llama/config.json' is a file; expected the folder of a model", ""),
-        ("models", "the folder 'models' has no config.json", "models/llama"),
+        ("models/llama/config.json", "'{cwd}/models/llama/config.json' is a file; expected the folder of a model", ""),
+        ("models", "the folder '{cwd}/models' has no config.json", "{cwd}/models/llama"),
         ("organization/model", "'organization/model' is neither a folder nor a model in the cache of the hub", ""),
     ],
 )
 def test_a_path_without_a_model_is_refused_with_a_similar_one(
     command: str, path: str, found: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    found, hint = (text.replace("{cwd}", str(Path.cwd())) for text in (found, hint))
     fault = fault_of(capsys, f"model.path={path}", command=command)
     assert fault.startswith(f"model.path (override model.path={path}): {found}"), fault
     assert (f"Did you mean '{hint}'?" in fault) == bool(hint), fault
@@ -149,7 +168,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "list": (lambda folder: (folder / "config.json").write_text("[]"), "models/llama/config.json is not a mapping"),
     "decoder": (
         decoder,
-        "is a decoder that hooktrainer saved: write `model: {use: saved_decoder, path: models/llama}`",
+        "is a decoder that hooktrainer saved: write `model: {use: saved_decoder, path: ",
     ),
     "tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer, such as tokenizer.json"),
 }
