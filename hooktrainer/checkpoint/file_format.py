@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import attrs
+import xxhash
 
 from hooktrainer._util import files
 from hooktrainer.errors import CheckpointError
 from hooktrainer.ports import Snapshot
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.json"
 TENSORS: Final = "tensors.safetensors"
@@ -34,7 +35,7 @@ class Manifest:
     scores: Mapping[str, float]
     """The values that checkpoints are ranked by; empty if the step had none."""
     files: Mapping[str, Mapping[str, Any]]
-    """Size in bytes and SHA-256 by file name."""
+    """Size in bytes and checksum (XXH3, 128 bits) by file name."""
 
 
 def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> None:
@@ -42,12 +43,12 @@ def write(snapshot: Snapshot, directory: Path, scores: Mapping[str, float]) -> N
     _write_tensors(snapshot, directory)
     written = {path.name: _synced(path) for path in sorted(directory.iterdir())}
     parts = {name: {"step": snapshot.step, "state": tree} for name, tree in snapshot.parts.items()}
-    checksums = {name: file["sha256"] for name, file in written.items()}
+    checksums = {name: file["xxh3_128"] for name, file in written.items()}
     state = {"format": FORMAT, "step": snapshot.step, "files": checksums, "parts": parts}
     files.write(directory / STATE, _to_json(state))
     written[STATE] = _synced(directory / STATE)
     body = {"format": FORMAT, "step": snapshot.step, "scores": dict(scores), "files": written}
-    files.write(directory / MANIFEST, _to_json({"body": body, "sha256": _checksum_of(body)}))
+    files.write(directory / MANIFEST, _to_json({"body": body, "xxh3_128": _checksum_of(body)}))
     files.sync(directory)
 
 
@@ -55,7 +56,7 @@ def _synced(path: Path) -> Mapping[str, Any]:
     """Sync a file to disk; return its size and checksum."""
     files.set_mode(path, path.parent.stat().st_mode & 0o666)  # safetensors creates files with mode 600
     files.sync(path)
-    return {"bytes": path.stat().st_size, "sha256": _checksum(path)}
+    return {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
 
 
 def _write_tensors(snapshot: Snapshot, directory: Path) -> None:
@@ -80,7 +81,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         found = _from_json((directory / MANIFEST).read_bytes())
         body = found["body"]
-        if found["sha256"] != _checksum_of(body):
+        if found["xxh3_128"] != _checksum_of(body):
             raise ValueError("its checksum is wrong")
         if body["format"] != FORMAT:
             raise ValueError(f"it has format {body['format']}; this version of hooktrainer reads {FORMAT}")
@@ -122,7 +123,7 @@ def _check_origin(manifest: Manifest, checksums: Mapping[str, str], stamps: Mapp
         if name in manifest.files and stamp != str(manifest.step):
             found = "has no stamp" if stamp is None else f"is of step {stamp}"
             raise CheckpointError(f"{name} {found}, its manifest is of step {manifest.step}")
-        listed = manifest.files.get(name, {}).get("sha256")
+        listed = manifest.files.get(name, {}).get("xxh3_128")
         if listed != checksums.get(name):
             raise CheckpointError(f"{name} is not the file that was saved with {STATE}")
 
@@ -132,7 +133,7 @@ def _check(path: Path, expected: Mapping[str, Any]) -> None:
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise CheckpointError(f"{path.name} has {size} bytes instead of {expected['bytes']}")
-        if _checksum(path) != expected["sha256"]:
+        if _checksum(path) != expected["xxh3_128"]:
             raise CheckpointError(f"the checksum of {path.name} is wrong: the file was changed after it was written")
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing") from None
@@ -153,11 +154,11 @@ def _load(path: Path, framework: str) -> tuple[Mapping[str, Any], str | None]:
 
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _checksum_of(body: object) -> str:
-    return hashlib.sha256(_to_json(body, sort_keys=True)).hexdigest()
+    return xxhash.xxh3_128_hexdigest(_to_json(body, sort_keys=True))
 
 
 def _to_json(value: object, *, sort_keys: bool = False) -> bytes:

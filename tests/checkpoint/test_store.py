@@ -316,8 +316,8 @@ def rewrite_manifest(path: Path, name: str) -> None:
     target = path / name
     body["files"].pop(name, None)
     if target.exists():
-        body["files"][name] = {"bytes": target.stat().st_size, "sha256": file_format._checksum(target)}
-    whole = {"body": body, "sha256": file_format._checksum_of(body)}
+        body["files"][name] = {"bytes": target.stat().st_size, "xxh3_128": file_format._checksum(target)}
+    whole = {"body": body, "xxh3_128": file_format._checksum_of(body)}
     (path / "manifest.json").write_bytes(file_format._to_json(whole))
 
 
