@@ -30,8 +30,10 @@ from hooktrainer.errors import StarvedError, SyncError
 from hooktrainer.events import FitStart, IterationEnd, IterationStart, Status, StepEnd, StepStart, WeightsSynced
 from hooktrainer.metrics import Last, Record, Sum, joined, to_host
 from hooktrainer.plugin import Plugin, Priority
-from hooktrainer.ports import Batch, CheckpointStore, Replacement, Result, RunState
+from hooktrainer.ports import Batch, CheckpointStore, LatestSamples, Replacement, Result, RunState, SampleLog
 from hooktrainer.replay.dispatcher import Dispatcher
+from hooktrainer.replay.samples import KeptSamples
+from hooktrainer.sinks.samples import SampleFile
 
 
 class Trainer:
@@ -54,7 +56,14 @@ class Trainer:
         placed, place = self.bus.plan.plugins, place or RunPlace()
         disabled = self.bus.plan.disabled.plugins
         self._state = LiveState(placed, ports, self._dispatcher, place, config.total_steps, disabled=disabled)
-        bind(placed, ports, {RunState: self._state, CheckpointStore: BackgroundStore(place.directory)})
+        self._samples = KeptSamples()
+        own: dict[type, object] = {
+            RunState: self._state,
+            CheckpointStore: BackgroundStore(place.directory),
+            LatestSamples: self._samples,
+            SampleLog: SampleFile(place.directory),
+        }
+        bind(placed, ports, own)
         self._step = 0
         self._complete = 0  # the last step whose weights were confirmed
         self._unreported: Record | None = None
@@ -163,6 +172,7 @@ class Trainer:
             return batch
         ages = batch.ages(step, iteration, self._config.parameter_sync_step)  # an error must precede the update
         learned = to_host(ports.learner.update(batch.groups))
+        self._samples.add_trained(batch.groups)
         timing = {
             "timing_s/gen": Sum(sampled - started),
             "timing_s/update_actor": Sum(ports.clock.now() - sampled),

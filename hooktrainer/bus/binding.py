@@ -16,12 +16,14 @@ from hooktrainer.ports import (
     CheckpointStore,
     Clock,
     KLControl,
+    LatestSamples,
     Learner,
     ModelExport,
     PromptSource,
     ReplayBuffer,
     RolloutEngine,
     RunState,
+    SampleLog,
     Sink,
     WeightTransport,
 )
@@ -35,6 +37,8 @@ STANDARD_PORTS: Final = (
     Clock,
     RunState,
     CheckpointStore,
+    LatestSamples,
+    SampleLog,
 )
 """Port types that every run offers."""
 

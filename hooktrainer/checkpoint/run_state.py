@@ -35,6 +35,8 @@ class RunPlace:
     """The run directory; without one no checkpoint can be saved."""
     resume: Literal["off", "auto"] | Path = "off"
     """`off`, `auto` for the newest checkpoint in the run directory, or the path of a checkpoint."""
+    seed: int = 0
+    """The seed of the run."""
 
 
 class LiveState:
@@ -52,6 +54,7 @@ class LiveState:
     ) -> None:
         self.directory: Final = place.directory
         self.resume: Final = place.resume
+        self.seed: Final = place.seed
         self.step = 0
         """The complete step that the run was restored from."""
         self.latest: Snapshot | None = None

@@ -31,6 +31,7 @@ from hooktrainer.ports.models import ModelExport, SupportsFileCheck, Tokenizer
 from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy, SupportsWorkerReports
 from hooktrainer.ports.rollout import HasModule, RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful, step_key_fault
+from hooktrainer.ports.samples import LatestSamples, SampleLog
 from hooktrainer.ports.tasks import Answer, CharacterTask, HasFingerprint, HasSources, PromptSource, Score, Task
 from hooktrainer.ports.validation import validation_metrics
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
@@ -57,6 +58,7 @@ __all__ = [
     "HasModule",
     "HasSources",
     "KLControl",
+    "LatestSamples",
     "Learner",
     "Lost",
     "Mask",
@@ -73,6 +75,7 @@ __all__ = [
     "RewindableSink",
     "RolloutEngine",
     "RunState",
+    "SampleLog",
     "Score",
     "Sink",
     "Snapshot",

@@ -76,6 +76,8 @@ class Trajectory:
     metrics: Mapping[str, float] = attrs.field(factory=dict)
     """Further numbers that the task reports for the answer, by name."""
     text: str = ""
+    turns: tuple[str, ...] = ()
+    """Turns of the policy and the replies of its environment by turns, the policy first; empty if it had no reply."""
     truncated: bool = False
     """Whether the answer was cut off at `rollout.max_response_length`."""
     versions: Tokens

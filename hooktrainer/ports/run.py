@@ -140,6 +140,11 @@ class RunState(Protocol):
         ...
 
     @property
+    def seed(self) -> int:
+        """Return `seed` of the run, which random choices of plugins start from."""
+        ...
+
+    @property
     def resume(self) -> Literal["off", "auto"] | Path:
         """Return `off` for a new run, `auto` for the newest checkpoint if there is one, or a checkpoint path."""
         ...

@@ -9,6 +9,7 @@ __all__ = [
     "ledger",
     "options",
     "queue",
+    "samples",
     "serialization",
     "source",
     "staleness",

@@ -48,15 +48,18 @@ def pack_groups(groups: Sequence[Group]) -> Mapping[str, object]:
         **_packed("logprobs", [answer.logprobs for answer in answers], np.float32),
         **_packed("versions", [answer.versions for answer in answers], np.int64),
         **_packed_masks(answers),
+        **_packed_turns(answers),
     }
 
 
 def unpack_groups(state: Mapping[str, Any]) -> list[Group]:
     """Return the groups packed by `pack_groups`."""
-    names = ("score", "exact", "truncated", "text", "metrics", "tokens", "logprobs", "versions", "loss_mask")
+    names = ("score", "exact", "truncated", "text", "metrics", "tokens", "logprobs", "versions", "loss_mask", "turns")
     plain = [state[name].tolist() for name in names[:3]] + [state[name] for name in names[3:5]]
     arrays = [_unpacked(name, state) for name in names[5:8]]
-    rows = zip(*plain, *arrays, _unpacked_masks(state, len(arrays[0])), strict=True)
+    rows = zip(
+        *plain, *arrays, _unpacked_masks(state, len(arrays[0])), _unpacked_turns(state, len(arrays[0])), strict=True
+    )
     answers = iter([Trajectory(**dict(zip(names, row, strict=True))) for row in rows])
     heads = zip(
         state["number"].tolist(),
@@ -99,3 +102,12 @@ def _unpacked_masks(state: Mapping[str, Any], count: int) -> Sequence[Mask | Non
     if "loss_mask" not in state:
         return [None] * count
     return [mask if len(mask) else None for mask in _unpacked("loss_mask", state)]
+
+
+def _packed_turns(answers: Sequence[Trajectory]) -> Mapping[str, object]:
+    """Return the turns as a column; nothing if no answer has several."""
+    return {"turns": [list(answer.turns) for answer in answers]} if any(answer.turns for answer in answers) else {}
+
+
+def _unpacked_turns(state: Mapping[str, Any], count: int) -> Sequence[tuple[str, ...]]:
+    return [tuple(turns) for turns in state.get("turns", [()] * count)]

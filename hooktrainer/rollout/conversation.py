@@ -57,6 +57,11 @@ class Conversation:
         """All turns and observations, a line each."""
         return "\n".join(self.texts)
 
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """All turns and observations; empty if there is no observation."""
+        return tuple(self.texts) if len(self.texts) > 1 else ()
+
     def reply(self, answer: Answer, resolve: Callable[[Any], Any]) -> Observation | Score:
         """Return what the environment replies to a turn; `resolve` awaits values.
 

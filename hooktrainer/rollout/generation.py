@@ -180,6 +180,7 @@ class Generator:
                 text=answer.text,
                 truncated=answer.truncated,
                 versions=np.array(request.versions, dtype=np.int64),
+                turns=() if request.conversation is None else request.conversation.turns,
                 loss_mask=request.conversation and request.conversation.loss_mask(len(request.tokens)),
             )
             for request, answer, values, score in zip(requests, answers, logprobs, scores, strict=True)

@@ -62,7 +62,7 @@ def _built(composition: Composition) -> Trainer:
     config, plan = composition.config, composition.plan
     require_runnable(composition)
     directory, resume = directory_of(config), config.run.resume
-    place = RunPlace(directory=directory, resume=resume)
+    place = RunPlace(directory=directory, resume=resume, seed=config.seed)
     check_resume(resume)
     trainer = Trainer(plan, _ports(composition), config.trainer, place)
     files = {

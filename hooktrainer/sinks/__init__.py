@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["console", "csv", "dashboard", "jsonl", "stored_rows"]
+__all__ = ["appending", "console", "csv", "dashboard", "jsonl", "samples", "stored_rows"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +13,7 @@ import attrs
 from hooktrainer._util import files
 from hooktrainer.errors import RecordError
 from hooktrainer.metrics import Row, number
+from hooktrainer.sinks.appending import append
 
 _STEP: Final = "step"
 
@@ -94,17 +93,12 @@ class CsvSink:
             ]  # an interrupted call may have written it
             self._replace([*columns, *new], [*earlier, line])
             return
-        whole, before = self.path.stat().st_size, self._last_step
+        before = self._last_step
+        self._last_step = _step(line)  # set before writing: an interrupted line must not be written twice
         try:
-            self._last_step = _step(line)  # set before writing: an interrupted line must not be written twice
-            with self.path.open("ab") as file:  # opened for each line, so that no handle can go stale
-                file.write(_text([[line.get(key, "") for key in self._columns]]))
-                file.flush()
-                files.sync_file(file.fileno(), self.path)
+            append(self.path, _text([[line.get(key, "") for key in self._columns]]))
         except BaseException:
             self._last_step = before
-            with suppress(OSError):  # the first error is raised
-                os.truncate(self.path, whole)  # a full disk or an interrupt may leave part of a line
             raise
 
     def _replace(self, columns: Sequence[str], lines: Sequence[Mapping[str, str]]) -> None:

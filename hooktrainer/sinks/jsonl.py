@@ -17,6 +17,7 @@ import attrs
 from hooktrainer._util import files
 from hooktrainer.errors import RecordError
 from hooktrainer.metrics import STEP_KEY, Row, number
+from hooktrainer.sinks.appending import append, set_aside
 from hooktrainer.sinks.stored_rows import StoredRow, StoredRows, ranges
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -94,17 +95,8 @@ class JsonlSink:
             _LOG.warning("%s: rows up to step %d were removed by another process", self.path, self._written)
         steps = {"step": step} | ({STEP_KEY: step} if STEP_KEY in row else {})  # integers, unlike metrics
         line = json.dumps({"step": step} | self._finite(row) | steps, allow_nan=False)
-        whole = self.path.stat().st_size if self.path.exists() else 0
         self._last_attempt = step
-        try:
-            with self.path.open("ab") as file:  # opened for each row, so that no handle can go stale
-                file.write(f"{line}\n".encode())
-                file.flush()
-                files.sync_file(file.fileno(), self.path)
-        except BaseException:
-            with suppress(OSError):  # the first error is raised
-                os.truncate(self.path, whole)  # a full disk or an interrupt may leave part of a line
-            raise
+        append(self.path, f"{line}\n".encode())
         self._written = step
 
     def rewind(self, step: int) -> Sequence[int]:
@@ -126,7 +118,7 @@ class JsonlSink:
         kept = sorted(rows)
         fresh = b"".join(rows[at].text for at in kept)
         repairs = found.repairs(step)
-        aside = self._set_aside(data) if repairs or found.unreadable else self.path
+        aside = set_aside(self.path, data) if repairs or found.unreadable else self.path
         if repairs:
             files.replace(self.path, fresh)
             _LOG.warning("%s was repaired: %s; the earlier file is kept as %s", self.path, repairs, aside.name)
@@ -157,12 +149,6 @@ class JsonlSink:
                     raise self._damage(place, error) from None
                 found.unreadable.append(place)
         return found
-
-    def _set_aside(self, data: bytes) -> Path:
-        names = (f"{self.path.name}.set_aside{suffix}" for suffix in ("", *(f".{n}" for n in range(1, 1000))))
-        aside = next(path for path in map(self.path.with_name, names) if not path.exists())
-        files.write(aside, data)
-        return aside
 
     def _log_gaps(self, step: int, kept: Sequence[int]) -> None:
         if missing := sorted(set(range(self._first_step(step), step + 1)) - set(kept)):

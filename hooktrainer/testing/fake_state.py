@@ -21,6 +21,7 @@ class FakeRunState:
     resume: Literal["off", "auto"] | Path = "off"
     step: int = 0
     total_steps: int | None = None
+    seed: int = 0
     state: dict[str, Any] = attrs.field(factory=dict)
     generators: dict[str, Any] = attrs.field(factory=dict)
     """A stand-in for the state of the global random generators."""

@@ -13,6 +13,7 @@ from hooktrainer.metrics import Row
 from hooktrainer.ports import Answer, Clock, Example, Floats, Group, Prompt, Strategy, Tokens
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
+from hooktrainer.replay.samples import KeptSamples
 from hooktrainer.testing.fake_engine import scores_of
 
 
@@ -200,6 +201,41 @@ class FakeRewindableSink(FakeSink):
         deleted = [written for written, _ in self.rows if written > step]
         self.rows = [(written, row) for written, row in self.rows if written <= step]
         return deleted
+
+
+@attrs.define(eq=False)
+class FakeLatestSamples(KeptSamples):
+    """The real samples, which are kept from the start and can be set."""
+
+    kept: bool = True
+
+
+@attrs.define
+class FakeSampleLog:
+    """Keeps lines in memory."""
+
+    lines: list[dict[str, Any]] = attrs.field(factory=list)
+    shown: list[int] = attrs.field(factory=list)
+    """Steps whose lines were printed."""
+    error: Exception | None = None
+    """The error that `write` raises."""
+
+    def open(self) -> None:
+        """Do nothing."""
+
+    def write(self, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append the lines."""
+        if self.error is not None:
+            raise self.error
+        self.lines += [{"step": step, **line} for line in lines]
+
+    def show(self, step: int, lines: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 (nothing is printed)
+        """Record the step."""
+        self.shown.append(step)
+
+    def rewind(self, step: int) -> None:
+        """Delete all lines after `step`."""
+        self.lines = [line for line in self.lines if line["step"] <= step]
 
 
 class FakeTask:

@@ -12,7 +12,7 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.events import FitStart, StepEnd
 from hooktrainer.metrics import Sum
 from hooktrainer.plugin import port
-from hooktrainer.ports import Clock, Prompt, PromptSource, RolloutEngine, validation_metrics
+from hooktrainer.ports import Clock, LatestSamples, Prompt, PromptSource, RolloutEngine, validation_metrics
 
 
 @attrs.define(kw_only=True)
@@ -30,6 +30,7 @@ class Validation(Plugin):
     engine: RolloutEngine = port()
     prompts: PromptSource = port()
     clock: Clock = port()
+    samples: LatestSamples = port()
 
     _prompts: Sequence[Prompt] = attrs.field(default=(), init=False, repr=False)
 
@@ -46,5 +47,6 @@ class Validation(Plugin):
         """Add the mean score, also of each task of a mixture, and the share of exact answers."""
         started = self.clock.now()
         answers = self.engine.answer(self._prompts)
+        self.samples.add_validated(self._prompts, answers)
         timing = {"timing_s/testing": Sum(self.clock.now() - started)}
         event.record.add({**validation_metrics(self._prompts, answers), **timing})

@@ -57,6 +57,7 @@ plugins:
   - {use: staleness, max_off_policy_threshold: 2, max_off_policy_strategy: STRATEGY}
   - {use: validation, every: 3, size: 4}
   - {use: log_after_collect, sinks: [jsonl]}
+  - samples
   - {use: checkpoint, every: 2, keep_last: 2, keep_best: val/score/mean, allow_fresh: true}
 """
 STEPS = 8  # 44 prompts, 6 a step
@@ -170,8 +171,8 @@ def prepared(root: Path, name: str, mode: str) -> Path:
     return folder
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+def rows(folder: Path, name: str = "metrics") -> list[dict[str, Any]]:
+    lines = (folder / "runs" / "run" / f"{name}.jsonl").read_text().splitlines()
     return [
         {key: value for key, value in json.loads(line).items() if not key.startswith(("timing", "perf/"))}
         for line in lines
@@ -183,6 +184,10 @@ def check(folder: Path, mode: str, whole: Path | None) -> None:
     found = rows(folder)
     assert [row["step"] for row in found] == list(range(1, len(found) + 1)), [row["step"] for row in found]
     assert found[-1]["ledger/imbalance"] == 0
+    chosen = [(line["step"], line["kind"], rule) for line in rows(folder, "samples") for rule in line["chosen"]]
+    best = [step for step, kind, rule in chosen if (kind, rule) == ("trained", "best")]
+    assert best == list(range(1, len(found) + 1)), best
+    assert len(set(chosen)) == len(chosen)
     task = SortDigits(digits=3, size=22)
     data = [p.text for p in TaskPrompts(task, CharTokenizer(task.alphabet), seed=0, total_epochs=2).take(44)]
     last = folder / "runs" / "run" / "checkpoints" / f"step_{len(found):08d}"
@@ -200,6 +205,7 @@ def check(folder: Path, mode: str, whole: Path | None) -> None:
     if whole is not None:
         assert len(found) == STEPS
         assert found == rows(whole)
+        assert rows(folder, "samples") == rows(whole, "samples")
         kept, expected = (
             safetensors.torch.load_file(place / "tensors.safetensors")
             for place in (last, whole / "runs" / "run" / "checkpoints" / last.name)
