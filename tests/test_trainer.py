@@ -717,6 +717,7 @@ class TestRows:
 
         for _, row in run.sink.rows:
             assert {"timing_s/hook/weight_sync", "timing_s/hook/metric_aggregation"} <= row.keys()
+            assert "timing_s/hook/log_after_collect" not in row  # it runs after the row is sealed
         summary = run.witness.of(FitEnd)[0].summary
         assert summary["timing_s/hook/log_after_collect"] > 0
         assert summary["steps"] == 2

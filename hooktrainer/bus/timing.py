@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+from hooktrainer.bus.control import ROW
 from hooktrainer.bus.handlers import Handler
+from hooktrainer.events import FitEnd, FitStart, StepEnd
 from hooktrainer.metrics import Metric, Sum
 
 Callback: TypeAlias = Callable[..., Any]
@@ -35,6 +38,7 @@ class HandlerTimes:
     def __init__(self, handlers: Iterable[TimedHandler]) -> None:
         self.handlers = tuple(handlers)
         """Every handler with its calls, seconds and longest call."""
+        self._in_rows = _in_rows(self.handlers)
         self._at_start: dict[str, float] = {}
         self._reported: dict[str, float] = {}
 
@@ -43,11 +47,15 @@ class HandlerTimes:
         self._at_start = self._seconds()
 
     def end_record(self) -> Mapping[str, Metric]:
-        """Return `timing_s/hook/<plugin>` since the record was started; later time is returned by `late()`."""
-        spent = {name: seconds - self._at_start.get(name, 0.0) for name, seconds in self._seconds().items()}
-        for name, seconds in spent.items():
-            self._reported[name] = self._reported.get(name, 0.0) + seconds
-        return {f"timing_s/hook/{name}": Sum(seconds) for name, seconds in spent.items()}
+        """Return `timing_s/hook/<plugin>` since the record was started; later time is returned by `late()`.
+
+        Plugins whose handlers all run after the seal are left out.
+        """
+        seconds = {name: seconds for name, seconds in self._seconds().items() if name in self._in_rows}
+        spent = {name: total - self._at_start.get(name, 0.0) for name, total in seconds.items()}
+        for name, each in spent.items():
+            self._reported[name] = self._reported.get(name, 0.0) + each
+        return {f"timing_s/hook/{name}": Sum(each) for name, each in spent.items()}
 
     def late(self) -> Mapping[str, float]:
         """Return `timing_s/hook/<plugin>` for the time that no row contains."""
@@ -74,3 +82,15 @@ class HandlerTimes:
             name = handler.planned.owner.name
             seconds[name] = seconds.get(name, 0.0) + handler.seconds
         return seconds
+
+
+def _in_rows(handlers: Iterable[TimedHandler]) -> frozenset[str]:
+    """Return the names of the plugins with a handler that runs between the start of a step and the seal of its row."""
+    planned = [handler.planned for handler in handlers]
+    seals = [each.number for each in planned if each.event is StepEnd and ROW in each.makes]
+    last = min(seals, default=math.inf)
+    return frozenset(
+        each.owner.name
+        for each in planned
+        if each.event not in (FitStart, FitEnd) and (each.event is not StepEnd or each.number <= last)
+    )
