@@ -25,10 +25,7 @@ def found_run(directory: Path | None) -> tuple[Path, RunRecord]:
     from hooktrainer.run.record import FILE, RunRecord
 
     if directory is None:
-        records = sorted(_RUNS.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
-        if not records:
-            raise ConfigError(f"there is no run in {_RUNS.absolute()}. Name a run directory: hooktrainer status RUN")
-        directory = records[-1].parent
+        directory = latest_run("status")
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {directory}. Name a run directory, such as runs/quickstart")
     try:
@@ -37,3 +34,13 @@ def found_run(directory: Path | None) -> tuple[Path, RunRecord]:
         raise ConfigError(f"{directory} has no {FILE}, so it is not the directory of a run") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the record of the run cannot be read: {error}") from None
+
+
+def latest_run(command: str) -> Path:
+    """Return the directory of the run in `runs` that was started last. Raises `ConfigError` if there is none."""
+    from hooktrainer.run.record import FILE
+
+    records = sorted(_RUNS.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+    if not records:
+        raise ConfigError(f"there is no run in {_RUNS.absolute()}. Name a run directory: hooktrainer {command} RUN")
+    return records[-1].parent

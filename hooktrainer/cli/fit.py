@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 
 from hooktrainer._util.signals import handled
 from hooktrainer._util.streams import write_stderr, write_stdout
@@ -50,6 +51,8 @@ def _train(args: argparse.Namespace) -> int:
     numbers = f" ({result.resumed_from + 1} to {result.step})" if result.resumed_from and steps > 1 else ""
     made = f"{_steps(steps)}{numbers}"
     write_stdout(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
+    if (directory / "metrics.jsonl").exists():
+        write_stdout(f"report: hooktrainer report {shlex.quote(os.path.relpath(directory))}\n")
     return 0
 
 

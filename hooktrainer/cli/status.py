@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 from hooktrainer._util.streams import write_result
 from hooktrainer.cli._run import add_run_argument, found_run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hooktrainer.run.record import Start
 
 
 _SHOWN: Final = ("critic/score/mean", "val/score/mean", "actor/entropy", "response_length/mean", "timing_s/step")
 """Metrics of the last row that are printed."""
-_TAIL: Final = 2**20
-"""Bytes at the end of `metrics.jsonl` that are searched for the last row."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print state, step, remaining time and last row."""
+    from hooktrainer.run.rows import last_row
+
     directory, record = found_run(args.directory)
     start = record.starts[-1]
-    row = _last_row(directory)
+    row = last_row(directory)
     found = {
         "run": str(directory.absolute()),
-        "state": _state(start),
+        "state": start.state,
         "pid": start.pid,
         "host": start.host,
         "started": start.time,
@@ -47,14 +44,6 @@ def run(args: argparse.Namespace) -> int:
     }
     write_result(json.dumps(found) + "\n" if args.json else _text(found, start))
     return 0
-
-
-def _state(start: Start) -> str:
-    if start.end is not None:
-        return str(start.end["status"])
-    if not start.is_local:
-        return "unknown"
-    return "running" if start.is_active else "killed"
 
 
 def _text(found: dict[str, Any], start: Start) -> str:
@@ -80,25 +69,6 @@ def _text(found: dict[str, Any], start: Start) -> str:
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in _SHOWN if key in row}
-
-
-def _last_row(directory: Path) -> dict[str, Any] | None:
-    """Return the last complete row of `metrics.jsonl`; None if there is none."""
-    try:
-        with (directory / "metrics.jsonl").open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            lines = file.read().splitlines(keepends=True)
-    except OSError:
-        return None
-    for line in reversed(lines):  # the last line may be incomplete, since the run writes while it is read
-        try:
-            row = json.loads(line)
-            if line.endswith(b"\n") and isinstance(row["step"], int):
-                return dict(row)
-        except (ValueError, TypeError, LookupError):
-            continue
-    return None
 
 
 def _seconds_left(row: dict[str, Any] | None, total_steps: int | None) -> float | None:

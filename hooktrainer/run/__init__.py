@@ -6,6 +6,7 @@ __all__ = [
     "build",
     "composition",
     "directory",
+    "history",
     "inference",
     "limits",
     "loading",
@@ -15,5 +16,7 @@ __all__ = [
     "record",
     "registry",
     "resume",
+    "rows",
+    "settings",
     "trained",
 ]

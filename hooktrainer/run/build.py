@@ -77,6 +77,7 @@ def _built(composition: Composition) -> Trainer:
         raise
     before = None if resume == "off" else previous_config(directory, resume)
     trainer.at_start(locked.renew)
+    trainer.at_start(lambda: record.record_resume(directory, trainer.ports.buffer.version))
     trainer.at_start(partial(warn_of_changes, before, files["config.yaml"]))
     trainer.at_end(lambda: record.record_end(directory, trainer.result))
     trainer.at_end(lambda: None if trainer.ports.buffer.version else locked.mark_as_empty())

@@ -42,6 +42,8 @@ class Start:
     """Commit of the repository in the working directory, with `+` if files differ from it; None without one."""
     packages: Mapping[str, str]
     """Versions of packages, by name."""
+    resumed_from: int = 0
+    """The last complete step of the checkpoint that was resumed; 0 for a new run."""
     end: Mapping[str, Any] | None = None
     """`time` and the fields of `Result`; None while the run is active, or if it was killed."""
 
@@ -63,6 +65,15 @@ class Start:
     def is_local(self) -> bool:
         """Whether the run was started on this machine."""
         return self.host == socket.gethostname()
+
+    @property
+    def state(self) -> str:
+        """`running`, `killed` or the status of the end; `unknown` for a run of another machine without an end."""
+        if self.end is not None:
+            return str(self.end["status"])
+        if not self.is_local:
+            return "unknown"
+        return "running" if self.is_active else "killed"
 
     @property
     def is_active(self) -> bool:
@@ -106,20 +117,28 @@ def started(directory: Path, total_steps: int | None, *, resumes: bool) -> str:
     return RunRecord(total_steps=total_steps, starts=[*earlier, Start.now()]).text()
 
 
+def record_resume(directory: Path, step: int) -> None:
+    """Record the step that the run resumed from, if any. A file that cannot be written is only a warning."""
+    if step:
+        _change(directory, "the resumed step", resumed_from=step)
+
+
 def record_end(directory: Path, result: Result | None) -> None:
     """Record how the run ended. A file that cannot be written is only a warning."""
-    if result is None:
-        return
+    if result is not None:
+        _change(directory, "the end of the run", end={"time": _now(), **attrs.asdict(result)})
+
+
+def _change(directory: Path, what: str, **fields: Any) -> None:
     try:
         record = RunRecord.read(directory)
         *earlier, last = record.starts
         if not last.is_active or last.pid != os.getpid():
             return  # of an earlier run, whose files a refused resume did not replace
-        ended = attrs.evolve(last, end={"time": _now(), **attrs.asdict(result)})
-        text = attrs.evolve(record, starts=[*earlier, ended]).text()
+        text = attrs.evolve(record, starts=[*earlier, attrs.evolve(last, **fields)]).text()
         replace_all(directory, {FILE: text.encode("utf-8")})
     except (OSError, ValueError) as error:
-        _LOG.warning("the end of the run is not recorded in %s: %s", directory / FILE, error)
+        _LOG.warning("%s is not recorded in %s: %s", what, directory / FILE, error)
 
 
 def _now() -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
-
-import yaml  # type: ignore[import-untyped]
+from typing import Final, Literal
 
 from hooktrainer.checkpoint.store import has_checkpoint
 from hooktrainer.errors import ConfigError, Fault, did_you_mean
+from hooktrainer.run.settings import settings_of
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _MAX_SHOWN: Final = 8
 _EXPECTED: Final = ("run.", "trainer.total_steps", "trainer.total_epochs")
 """Settings that a resume usually changes."""
-_FILE: Final = re.compile(r"^/.*/(?=[^/]+\.py:\w+$)")
 
 
 def check_resume(resume: Literal["off", "auto"] | Path) -> None:
@@ -52,8 +48,8 @@ def warn_of_changes(before: str | None, now: str) -> None:
     if before is None:
         return
     try:
-        old, new = (dict(_flat(yaml.safe_load(text))) for text in (before, now))
-    except yaml.YAMLError:  # edited by hand; the run replaces the file
+        old, new = settings_of(before), settings_of(now)
+    except ValueError:  # edited by hand; the run replaces the file
         return
     changes = [
         f"{key} {old.get(key, '(none)')} -> {new.get(key, '(none)')}"
@@ -63,22 +59,3 @@ def warn_of_changes(before: str | None, now: str) -> None:
     if changes:
         more = f", and {len(changes) - _MAX_SHOWN} more" if len(changes) > _MAX_SHOWN else ""
         _LOG.warning("the run resumes with changed settings: %s%s", ", ".join(changes[:_MAX_SHOWN]), more)
-
-
-def _flat(value: Any, address: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting by its address; plugins are addressed by name."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flat(item, f"{address}.{key}" if address else str(key))
-    elif isinstance(value, list) and all(isinstance(item, dict) and "use" in item for item in value):
-        for item in value:
-            yield from _flat(item, f"{address}.{_without_directory(item.get('name') or item['use'])}")
-    else:
-        yield address, _without_directory(value)
-
-
-def _without_directory(value: Any) -> Any:
-    """Return `file.py:Name` for the absolute path of a file, which differs after a directory was moved."""
-    if isinstance(value, list):
-        return [_without_directory(item) for item in value]
-    return _FILE.sub("", value) if isinstance(value, str) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from hooktrainer.config.yaml_text import YamlError, read_yaml
 from hooktrainer.errors import ConfigError
+from hooktrainer.run.rows import FILE, read_rows
 
 Kind: TypeAlias = Literal["generate", "train", "sync"]
 """Operations that take time: generating a group, training on a mini-batch, a weight sync."""
@@ -109,11 +109,11 @@ def parse_distribution(text: str, kind: Kind) -> Distribution:
 
 
 def _recorded(directory: Path, kind: Kind) -> Recorded:
-    path = directory / "metrics.jsonl"
     try:
-        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+        rows = list(read_rows(directory))
     except OSError as error:
-        raise ConfigError(f"--{kind} recorded:{directory}: {path} cannot be read ({error.strerror})") from error
+        text = f"--{kind} recorded:{directory}: {directory / FILE} cannot be read ({error.strerror})"
+        raise ConfigError(text) from error
     counts: dict[float, float] = {}
     for seconds, count in _measured(rows, directory, kind):
         counts[seconds] = counts.get(seconds, 0) + count

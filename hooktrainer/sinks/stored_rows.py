@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import attrs
 
@@ -26,17 +27,26 @@ class StoredRow:
     @classmethod
     def of(cls, line: bytes) -> StoredRow:
         """Parse a line. Raises `ValueError` if it is not a row."""
-        line, marked = line.removeprefix(codecs.BOM_UTF8), line.startswith(codecs.BOM_UTF8)
-        constants: list[str] = []
-        try:
-            row = json.loads(line, parse_constant=constants.append)
-            step = row["step"]
-        except (LookupError, TypeError, RecursionError) as error:
-            raise ValueError(f"it has no step ({error!r})") from error
-        if type(step) is not int or step < 1:
-            raise ValueError(f"its step is {constants[0] if step is None and constants else step!r}")
-        text = f"{json.dumps(row)}\n".encode() if constants else line
-        return cls(step, text, strict=not constants, marked=marked)
+        row, strict = parsed(line)
+        marked = line.startswith(codecs.BOM_UTF8)
+        text = line.removeprefix(codecs.BOM_UTF8) if strict else f"{json.dumps(row)}\n".encode()
+        return cls(row["step"], text, strict=strict, marked=marked)
+
+
+def parsed(line: bytes) -> tuple[dict[str, Any], bool]:
+    """Return the row of a line, with None for NaN and infinities, and whether there were none of these.
+
+    Raises `ValueError` if the line is not a row.
+    """
+    constants: list[str] = []
+    try:
+        row = json.loads(line.removeprefix(codecs.BOM_UTF8), parse_constant=constants.append)
+        step = row["step"]
+    except (LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"it has no step ({error!r})") from error
+    if type(step) is not int or step < 1:
+        raise ValueError(f"its step is {constants[0] if step is None and constants else step!r}")
+    return row, not constants
 
 
 @attrs.define

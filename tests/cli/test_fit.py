@@ -60,8 +60,9 @@ def test_run_writes_its_config_its_plan_and_one_row_per_step(engine: str, capsys
     assert [row["training/off_policy/staleness/mean"] for row in rows(engine)] == [1.0, 1.5, 1.5]
     assert rows(engine)[0]["perf/throughput"] > 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1].startswith("completed (all 3 steps are done): 3 steps in ")
-    assert printed[-1].endswith(f"kept in runs/{engine}")
+    assert printed[-2].startswith("completed (all 3 steps are done): 3 steps in ")
+    assert printed[-2].endswith(f"kept in runs/{engine}")
+    assert printed[-1] == f"report: hooktrainer report runs/{engine}"
     assert len([line for line in printed if line.startswith("step")]) == 3
     again = load_config(Path("runs", engine, "config.yaml"))
     assert again == load_config(f"{engine}.yaml", overrides=["trainer.num_warmup_batches=1", f"run.name={engine}"])

@@ -134,6 +134,7 @@ def test_the_end_and_every_start_of_a_run_are_recorded(capsys: pytest.CaptureFix
         ("completed", 0, 2),
         ("completed", 2, 3),
     ]
+    assert [start.resumed_from for start in record.starts] == [0, 2]
     assert {start.pid for start in record.starts} == {os.getpid()}
     assert record.starts[0].packages["torch"]
     assert main(["status"]) == 0
