@@ -100,8 +100,8 @@ METRIC: Final = "hooktrainer.metric"
 def port(*, named: bool = False, default: Sequence[str] = ()) -> Any:
     """Declare a field for a component of the run, bound by its type after the plan is built.
 
-    With `named`, YAML lists names (`sinks: [console, "my_lab.sinks:MySink"]`; `default` if left out), and the field
-    is a tuple of the objects with these names.
+    With `named`, YAML lists names, or mappings with `use` and options (`sinks: [console, {use: csv, critical: true}]`;
+    `default` if left out), and the field is a tuple of these objects. In Python, pass the objects.
     """
     if named:
         return attrs.field(default=tuple(default), converter=tuple, metadata={_PORT: "named"}, kw_only=True)

@@ -55,7 +55,7 @@ class Trainer:
         self._dispatcher = Dispatcher(ports.prompts, ports.buffer, groups_per_step=config.train_batch_size)
         placed, place = self.bus.plan.plugins, place or RunPlace()
         disabled = self.bus.plan.disabled.plugins
-        self._state = LiveState(placed, ports, self._dispatcher, place, config.total_steps, disabled=disabled)
+        self._state = LiveState(placed, ports, self._dispatcher, place, config, disabled=disabled)
         self._samples = KeptSamples()
         own: dict[type, object] = {
             RunState: self._state,
@@ -91,7 +91,12 @@ class Trainer:
             first, last = self._state.step, max(self._complete, self._state.step)
             took = self.ports.clock.now() - started
             self.result = result = Result(
-                status=outcome.status, reason=outcome.reason, step=last, resumed_from=first, seconds=took
+                status=outcome.status,
+                reason=outcome.reason,
+                step=last,
+                resumed_from=first,
+                seconds=took,
+                dropped_sinks=self._state.dropped_sinks,
             )
             closing = (self.ports.buffer.close, self.ports.engine.close, *self._at_end)
             finish(outcome.failure, self.bus.interrupts, partial(self._send_fit_end, result), *closing)

@@ -113,9 +113,9 @@ class Run:
     directory: Path | None = None
 
     def trainer(self) -> Trainer:
-        standard = [MetricAggregation(), WeightSync(), LogAfterCollect(sinks=["memory"]), self.witness]
+        standard = [MetricAggregation(), WeightSync(), LogAfterCollect(sinks=[self.sink]), self.witness]
         plugins = [*(self.plugins if self.plugins is not None else standard), *self.extra]
-        ports = fake_ports(**{"learner": self.learner, "sinks": {"memory": self.sink}, **self.ports})
+        ports = fake_ports(**{"learner": self.learner, **self.ports})
         return Trainer(plugins, ports, self.config, RunPlace(directory=self.directory))
 
     def fit(self) -> object:
@@ -136,13 +136,13 @@ def cycles(
 
 class TestSteps:
     def test_row_is_the_mean_of_its_iterations_in_every_plugin_order(self) -> None:
-        kinds = [MetricAggregation, WeightSync, Staleness, Validation, lambda: LogAfterCollect(sinks=["memory"])]
+        kinds = [MetricAggregation, WeightSync, Staleness, Validation, LogAfterCollect]
         for order in itertools.permutations(kinds):
-            run = Run(cycles(4, total_steps=2), plugins=[make() for make in order])
+            sink = FakeSink()
+            plugins = [make(sinks=[sink]) if make is LogAfterCollect else make() for make in order]
+            Run(cycles(4, total_steps=2), plugins=plugins).fit()
 
-            run.fit()
-
-            assert run.sink.column("loss") == [(1, 2.5), (2, 6.5)]
+            assert sink.column("loss") == [(1, 2.5), (2, 6.5)]
 
     def test_step_has_parameter_sync_step_updates_and_one_sync(self) -> None:
         updates_at_sync: list[int] = []

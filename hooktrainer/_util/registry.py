@@ -195,5 +195,18 @@ def check_call(made: type, where: str, noun: str, **arguments: object) -> None:
         raise ConfigError(f"{text} {takes}. {remedy}") from error
 
 
+def check_method(method: Callable[..., Any], owner: str, noun: str, name: str, *parameters: str) -> None:
+    """Raise `ConfigError` unless a method of a class can be called with these arguments, by position."""
+    try:
+        signature = inspect.signature(method)
+    except ValueError:  # methods written in C may have no signature
+        return
+    try:
+        signature.bind(None, *parameters)  # None for the object
+    except TypeError as error:
+        text = f"{name} of {owner} takes ({', '.join(signature.parameters)}), but a {noun} has"
+        raise ConfigError(f"{text} {name}(self, {', '.join(parameters)}): {error}") from error
+
+
 def _owner(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "an unnamed distribution"

@@ -1,4 +1,4 @@
-"""Bind ports: assign the components of a run to the port fields of plugins, by type or registered name."""
+"""Bind ports: assign the components of a run to the port fields of plugins, by their type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from hooktrainer.ports import (
     RolloutEngine,
     RunState,
     SampleLog,
-    Sink,
     WeightTransport,
 )
 
@@ -56,8 +55,6 @@ class Ports:
     transport: WeightTransport
     prompts: PromptSource
     clock: Clock
-    sinks: Mapping[str, Sink] = attrs.field(factory=dict)
-    """Sinks by registered name."""
     extra: Mapping[type, object] = attrs.field(factory=dict)
     """Further ports, by the type that plugins annotate."""
 
@@ -73,14 +70,9 @@ def bind(plugins: tuple[PlacedPlugin, ...], ports: Ports, run: Mapping[type, obj
     Raises `ConfigError` with all ports that the run does not offer.
     """
     offered = {**ports.by_type(), **run}
-    faults = [fault for plugin in plugins for fault in _bind(plugin, offered, ports.sinks)]
+    faults = [fault for plugin in plugins for fault in (*_bind_typed(plugin, offered), *_named(plugin))]
     if faults:
         raise ConfigError(faults)
-
-
-def _bind(plugin: PlacedPlugin, offered: Mapping[type, object], sinks: Mapping[str, object]) -> Iterator[Fault]:
-    yield from _bind_typed(plugin, offered)
-    yield from _bind_named(plugin, sinks)
 
 
 def port_faults(placed: PlacedPlugin, offered: Iterable[type]) -> Iterator[Fault]:
@@ -117,14 +109,9 @@ def _typed(placed: PlacedPlugin, offered: frozenset[type]) -> Iterator[tuple[tup
             yield (field.name, None), Fault(placed.address, text + did_you_mean(name, known))
 
 
-def _bind_named(placed: PlacedPlugin, offered: Mapping[str, object]) -> Iterator[Fault]:
+def _named(placed: PlacedPlugin) -> Iterator[Fault]:
+    """Yield a fault for each named port that holds names, which only a configuration resolves."""
     for field in port_fields(type(placed.plugin), named=True):
-        required = getattr(placed.plugin, field.name)
-        names = [item for item in required if isinstance(item, str)]
-        for name in names:
-            if name not in offered:
-                text = f"'{name}' does not exist; expected one of {', '.join(sorted(offered)) or 'none'}."
-                yield Fault(f"{placed.address}.{field.name}", text + did_you_mean(name, offered))
-        if all(name in offered for name in names):
-            bound = tuple(offered[item] if isinstance(item, str) else item for item in required)
-            setattr(placed.plugin, field.name, bound)
+        if names := [item for item in getattr(placed.plugin, field.name) if isinstance(item, str)]:
+            text = f"{', '.join(map(repr, names))}: only YAML gives names; in Python, pass the objects"
+            yield Fault(f"{placed.address}.{field.name}", text)

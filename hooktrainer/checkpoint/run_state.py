@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
+from uuid import uuid4
 
 import attrs
 
@@ -15,10 +16,11 @@ from hooktrainer._util.random_state import get_random_state, set_random_state
 from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.handlers import PlacedPlugin
 from hooktrainer.checkpoint.codec import decode, encode
+from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import CheckpointError, ConfigError, StarvedError, add_note, did_you_mean, repr_of
 from hooktrainer.events import Status
 from hooktrainer.plugin import Plugin
-from hooktrainer.ports import Snapshot, Stateful
+from hooktrainer.ports import RunInfo, Snapshot, Stateful
 from hooktrainer.replay.dispatcher import Dispatcher
 
 _LOG: Final = logging.getLogger("hooktrainer")
@@ -37,6 +39,14 @@ class RunPlace:
     """`off`, `auto` for the newest checkpoint in the run directory, or the path of a checkpoint."""
     seed: int = 0
     """The seed of the run."""
+    name: str = "run"
+    """`run.name` of the configuration."""
+    id: str = attrs.field(factory=lambda: uuid4().hex[:8])
+    """Identifies the run in trackers, over all of its starts."""
+    start: int = 1
+    """1 for the first start of the run, one more for every resume."""
+    config: Mapping[str, object] = attrs.field(factory=dict, repr=False)
+    """The configuration as plain data."""
 
 
 class LiveState:
@@ -48,7 +58,7 @@ class LiveState:
         ports: Ports,
         dispatcher: Dispatcher,
         place: RunPlace,
-        total_steps: int | None,
+        config: TrainerConfig,
         *,
         disabled: Sequence[PlacedPlugin] = (),
     ) -> None:
@@ -65,8 +75,24 @@ class LiveState:
         self._disabled = {placed.name: f"{placed.address}.enabled" for placed in disabled}
         self._ports = ports
         self._dispatcher = dispatcher
-        self.total_steps: Final = total_steps
+        self.total_steps: Final = config.total_steps
+        self.dropped_sinks: tuple[str, ...] = ()
+        self._place, self._iterations = place, config.parameter_sync_step
         self._random_at_end: Mapping[str, object] | None = None
+
+    @property
+    def info(self) -> RunInfo:
+        """Return what sinks are told about the run; complete once a checkpoint was restored."""
+        return RunInfo(
+            directory=self.directory,
+            name=self._place.name,
+            id=self._place.id,
+            config=self._place.config,
+            resumed_step=self.step,
+            start=self._place.start,
+            total_steps=self.total_steps,
+            iterations_per_step=self._iterations,
+        )
 
     @property
     def logged_step(self) -> int:
@@ -84,6 +110,10 @@ class LiveState:
             except OSError as error:
                 text = "%s cannot be written (%s): a resumed run does not know which steps a sink already has"
                 files.warn_once(text, self.directory / _LOGGED_STEP, error.strerror)
+
+    def record_dropped_sink(self, name: str) -> None:
+        """Count a sink that failed and was dropped, for the result of the run."""
+        self.dropped_sinks = (*self.dropped_sinks, name)
 
     def keep_random_state(self) -> None:
         """Save the random state at the end of the loop, for a snapshot that is taken after other fit_end handlers."""

@@ -51,6 +51,8 @@ def _train(args: argparse.Namespace) -> int:
     numbers = f" ({result.resumed_from + 1} to {result.step})" if result.resumed_from and steps > 1 else ""
     made = f"{_steps(steps)}{numbers}"
     write_stdout(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
+    if result.dropped_sinks:
+        write_stdout(f"sinks that failed and were dropped: {', '.join(result.dropped_sinks)}\n")
     if (directory / "metrics.jsonl").exists():
         write_stdout(f"report: hooktrainer report {shlex.quote(os.path.relpath(directory))}\n")
     return 0

@@ -14,7 +14,7 @@ from hooktrainer.errors import ConfigError, Fault, did_you_mean
 
 _WIDTH: Final = 100
 _SECTIONS: Final = "sections"
-_WITHOUT_OPTIONS: Final = ("sinks", "strategies")
+_WITHOUT_OPTIONS: Final = ("strategies",)
 """Groups whose constructor arguments are set by hooktrainer and not by YAML."""
 
 

@@ -41,9 +41,9 @@ def _entry(section: str, item: Any, base: Path, naming: Naming) -> Any:
     if not isinstance(item, dict) or "use" not in item:
         return item
     use = _absolute(item["use"], base)
-    files = {key: made for key, value in item.items() if key != "use" and (made := _found(value, base)) != value}
-    named = naming(section, use) if files and isinstance(use, str) else ()  # only then the class is imported
     nested = {key: _nested(section, value, base, naming) for key, value in item.items()}
+    files = {key: made for key, value in nested.items() if key != "use" and (made := _found(value, base)) != value}
+    named = naming(section, use) if files and isinstance(use, str) else ()  # only then the class is imported
     return nested | {"use": use} | {key: made for key, made in files.items() if key in named}
 
 

@@ -30,8 +30,9 @@ from hooktrainer.ports.learner import KLControl, Learner, SupportsLogprobs, Supp
 from hooktrainer.ports.models import ModelExport, SupportsFileCheck, Tokenizer
 from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Strategy, SupportsWorkerReports
 from hooktrainer.ports.rollout import HasModule, RolloutEngine
-from hooktrainer.ports.run import Clock, Result, RewindableSink, RunState, Sink, Snapshot, Stateful, step_key_fault
+from hooktrainer.ports.run import Clock, Result, RunState, Snapshot, Stateful
 from hooktrainer.ports.samples import LatestSamples, SampleLog
+from hooktrainer.ports.sinks import RewindableSink, RunInfo, Sink, SupportsInstallCheck, is_critical, step_key_fault
 from hooktrainer.ports.tasks import Answer, CharacterTask, HasFingerprint, HasSources, PromptSource, Score, Task
 from hooktrainer.ports.validation import validation_metrics
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
@@ -74,6 +75,7 @@ __all__ = [
     "Retention",
     "RewindableSink",
     "RolloutEngine",
+    "RunInfo",
     "RunState",
     "SampleLog",
     "Score",
@@ -83,6 +85,7 @@ __all__ = [
     "StoredCheckpoint",
     "Strategy",
     "SupportsFileCheck",
+    "SupportsInstallCheck",
     "SupportsLogprobs",
     "SupportsSkipping",
     "SupportsTrainable",
@@ -95,6 +98,7 @@ __all__ = [
     "WeightSource",
     "WeightTransport",
     "Weights",
+    "is_critical",
     "missing_methods",
     "step_key_fault",
     "validation_metrics",

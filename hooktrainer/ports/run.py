@@ -1,8 +1,8 @@
-"""The run: its clock, its result, its state, and the sinks that its rows are written to."""
+"""The run: its clock, its result and its state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from hooktrainer.events import FitEnd, Status
-from hooktrainer.metrics import STEP_KEY, Row
+from hooktrainer.ports.sinks import RunInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,61 +50,14 @@ class Result:
     resumed_from: int = 0
     """The last complete step of the checkpoint that was resumed; 0 for a new run."""
     seconds: float
+    dropped_sinks: tuple[str, ...] = ()
+    """Classes of the sinks that failed and were dropped."""
 
     def event(self, version: int, times: Mapping[str, float]) -> FitEnd:
         """Return the `fit_end` event of this result."""
-        summary = MappingProxyType({"steps": float(self.step), "seconds": self.seconds, **times})
+        counts = {"steps": float(self.step), "dropped_sinks": float(len(self.dropped_sinks))}
+        summary = MappingProxyType({**counts, "seconds": self.seconds, **times})
         return FitEnd(status=self.status, reason=self.reason, step=self.step, version=version, summary=summary)
-
-
-@runtime_checkable
-class Sink(Protocol):
-    """A destination for rows, such as a file, a terminal or an experiment tracker.
-
-    A class that YAML names is constructed as `Class(directory, total_steps)`: the run directory, a `Path`, and the
-    number of steps, None if the run lasts until its data ends. All other parameters need defaults. The name is a
-    registered one, `package.module:Class`, or `file.py:Class` relative to the YAML file.
-
-    Rows have their step under `hooktrainer.metrics.STEP_KEY`. A sink that plots against a key states it in the optional
-    attribute `step_key`; another key than this one is refused before the run starts.
-
-    A resumed run opens a new sink in the same directory, also after a kill. `hooktrainer.testing.check_sink` checks
-    that no row is lost.
-    """
-
-    def open(self) -> None:
-        """Prepare for writing, and keep the rows of earlier processes. Raises an error if rows could not be written."""
-        ...
-
-    def write(self, step: int, row: Row) -> None:
-        """Write one row, so that a killed process does not lose it; steps ascend, and rows may have new keys."""
-        ...
-
-    def close(self) -> None:
-        """Flush and release all resources. May be called twice, and before `open`."""
-        ...
-
-
-def step_key_fault(sink: object) -> str:
-    """Return why a sink, or its class, expects the step under a key that rows do not have; empty if it does not."""
-    key = getattr(sink, "step_key", STEP_KEY)
-    if not isinstance(key, str) or key == STEP_KEY:  # the descriptor of a class with slots is no text
-        return ""
-    name = (sink if isinstance(sink, type) else type(sink)).__name__
-    return f"the sink {name} expects the step of a row under '{key}', and rows have it under '{STEP_KEY}'; set that key"
-
-
-@runtime_checkable
-class RewindableSink(Sink, Protocol):
-    """A sink that can delete rows; a resumed run calls `rewind` after `open`.
-
-    If the resumed run has no step left, `rewind` is called only for a sink with the optional attribute `last_step`, the
-    last step that has a row, and deletes nothing.
-    """
-
-    def rewind(self, step: int) -> Sequence[int]:
-        """Delete all rows after `step` and return their steps in ascending order."""
-        ...
 
 
 @runtime_checkable
@@ -135,6 +88,11 @@ class RunState(Protocol):
         ...
 
     @property
+    def info(self) -> RunInfo:
+        """Return what sinks are told about the run; complete once a checkpoint was restored."""
+        ...
+
+    @property
     def directory(self) -> Path | None:
         """Return the run directory; None if the run has none."""
         ...
@@ -161,6 +119,10 @@ class RunState(Protocol):
 
     def record_logged_step(self, step: int) -> None:
         """Record in the run directory that the row of `step` was written. Do nothing without a directory."""
+        ...
+
+    def record_dropped_sink(self, name: str) -> None:
+        """Count a sink that failed and was dropped, for the result of the run."""
         ...
 
     def capture(self, step: int) -> Snapshot:

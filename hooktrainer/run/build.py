@@ -16,7 +16,6 @@ from hooktrainer.bus.plan_text import describe
 from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.config import Config
 from hooktrainer.errors import ConfigError
-from hooktrainer.plugin import port_fields
 from hooktrainer.ports import KLControl, ModelExport, Task, Tokenizer
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.rollout.generator_config import GeneratorConfig
@@ -26,19 +25,15 @@ from hooktrainer.run.composition import Composition, composition_of, require_run
 from hooktrainer.run.directory import RunDirectory
 from hooktrainer.run.export import EngineExport
 from hooktrainer.run.limits import prompt_length
-from hooktrainer.run.loading import dump
-from hooktrainer.run.registry import SINKS
+from hooktrainer.run.loading import as_plain, dump
 from hooktrainer.run.resume import check_resume, previous_config, warn_of_changes
 from hooktrainer.tasks.prompts import PromptLimit, TaskPrompts
 from hooktrainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
 
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
-    from hooktrainer.ports import Sink
     from hooktrainer.rollout.options import SamplingOptions
 
 
@@ -62,13 +57,22 @@ def _built(composition: Composition) -> Trainer:
     config, plan = composition.config, composition.plan
     require_runnable(composition)
     directory, resume = directory_of(config), config.run.resume
-    place = RunPlace(directory=directory, resume=resume, seed=config.seed)
+    started = record.started(directory, config.trainer.total_steps, resumes=resume != "off")
+    place = RunPlace(
+        directory=directory,
+        resume=resume,
+        name=config.run.name,
+        id=started.id,
+        start=len(started.starts),
+        config=as_plain(config),
+        seed=config.seed,
+    )
     check_resume(resume)
     trainer = Trainer(plan, _ports(composition), config.trainer, place)
     files = {
         "config.yaml": dump(config),
         "plan.txt": describe(plan),
-        record.FILE: record.started(directory, config.trainer.total_steps, resumes=resume != "off"),
+        record.FILE: started.text(),
     }
     try:
         locked = RunDirectory(directory, files, resume)
@@ -120,7 +124,6 @@ def _ports(composition: Composition) -> Ports:
         transport=SameHostTransport(),
         prompts=prompts,
         clock=SystemClock(),
-        sinks=dict(_sinks(composition)),
         extra={KLControl: learner, ModelExport: EngineExport(composition, tokenizer, engine, policy)},
     )
 
@@ -167,17 +170,3 @@ def set_up_libraries(config: Config) -> None:
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)  # noqa: NPY002 (the global generator, which tasks may use)
     torch.manual_seed(config.seed)
-
-
-def _sinks(composition: Composition) -> Iterator[tuple[str, Sink]]:
-    """Create each sink that a plugin names."""
-    config = composition.config
-    directory = directory_of(config)
-    names = {
-        name
-        for entry in composition.plan.plugins
-        for field in port_fields(type(entry.plugin), named=True)
-        for name in getattr(entry.plugin, field.name)
-    }
-    for name in sorted(names):
-        yield name, SINKS.resolve(name)(directory, config.trainer.total_steps)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
 import attrs
@@ -25,21 +24,22 @@ from hooktrainer.bus.disabled import Disabled
 from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.bus.plan import RESTORED, Plan
 from hooktrainer.config import Config, PluginEntry, Use
-from hooktrainer.config.conversion import convert, read_fields, salvaged
+from hooktrainer.config.conversion import read_fields, salvaged
 from hooktrainer.config.faults import Faults, shown
-from hooktrainer.config.fields import Fields, init_fields, key_paths, option_name
+from hooktrainer.config.fields import key_paths, option_name
 from hooktrainer.config.origins import Origins
-from hooktrainer.config.scalars import INVALID, EnvironmentText, Unread, holds
+from hooktrainer.config.scalars import INVALID, Unread
 from hooktrainer.config.sections import COMPONENTS, SECTIONS
 from hooktrainer.errors import MAX_FAULTS, ConfigError, Fault, PlanError, PortError
 from hooktrainer.events import FitStart
 from hooktrainer.learner.options import CriticOptions
 from hooktrainer.plugin import SPEC_ATTRIBUTE, Plugin, has_state, option_fields, port_fields
 from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.run.components import absorbing, component, named_port, package_faults, settle_variables
 from hooktrainer.run.limits import Sizes, limit_faults
 from hooktrainer.run.metric_names import declared_metrics, metric_faults
 from hooktrainer.run.model_files import file_faults
-from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths, port_kind
+from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, option_paths
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -80,15 +80,15 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
     """
     if faults is None:
         faults = Faults(elsewhere=cache(lambda: paths_of_keys(_classes_of(config))))
-    built = {key: _component(key, getattr(config, key, INVALID), faults.at(key)) for key in COMPONENTS}
+    built = {key: component(KIND_OF_SECTION[key], getattr(config, key, INVALID), faults.at(key)) for key in COMPONENTS}
     plugins = getattr(config, "plugins", INVALID)
     items = plugins if isinstance(plugins, tuple) else getattr(plugins, "items", [INVALID])
-    with _absorbing(faults.at("task")):
+    with absorbing(faults.at("task")):
         _check_end(config, built["task"], faults)
-    with _absorbing(faults.at("rollout")):
+    with absorbing(faults.at("rollout")):
         _check_answers(config, built["rollout"], faults)
     _check_functions(config, built["rollout"], faults)
-    with _absorbing(faults):
+    with absorbing(faults):
         _check_sizes(config, built, faults)
     readable = [item for item in items if isinstance(item, PluginEntry)]
     placed = [(item, _placed(item, config, attrs.evolve(faults, address=item.address))) for item in readable]
@@ -102,7 +102,7 @@ def compose(config: Config | Unread, faults: Faults | None = None) -> Compositio
 
 
 def require_runnable(composition: Composition) -> None:
-    """Raise `ConfigError` unless weights are synced, metrics of options are made, and the model has its files."""
+    """Raise `ConfigError` unless weights are synced, metrics of options are made, and files and packages are there."""
     faults = Faults(origins=composition.origins)
     try:
         composition.plan.require_sync()
@@ -110,6 +110,8 @@ def require_runnable(composition: Composition) -> None:
         faults.absorb(error)
     faults.found.extend(metric_faults(composition.config, composition.plan, composition.task))
     faults.found.extend(file_faults(composition.model))
+    for placed in composition.plan.plugins:
+        faults.found.extend(package_faults(placed.plugin, placed.address))
     faults.raise_if_any(SECTIONS)
 
 
@@ -124,36 +126,6 @@ def paths_of_keys(classes: Mapping[str, str]) -> Mapping[str, str]:
 def _classes_of(config: Config | Unread) -> dict[str, str]:
     components = {key: use.use for key in COMPONENTS if isinstance(use := getattr(config, key, None), Use)}
     return components | {f"plugins.{entry.name}": entry.use for entry in getattr(config, "plugins", ())}
-
-
-def _component(section: str, use: Use | Unread, faults: Faults) -> Any:
-    if isinstance(use, Unread):
-        return INVALID
-    built: Any = INVALID
-    with _absorbing(faults):
-        cls = KIND_OF_SECTION[section].resolve(use.use)
-        fields = init_fields(cls)
-        built = read_fields(cls, fields, use.options, faults, use.use)
-        _settle_variables(use.options, built, fields)
-    return built
-
-
-@contextmanager
-def _absorbing(faults: Faults) -> Iterator[None]:
-    """Turn an error of user code, such as a property of a task, into a fault."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (any error of user code)
-        faults.absorb(error)
-
-
-def _settle_variables(options: Mapping[str, object], built: object, fields: Fields) -> None:
-    """Replace the text of environment variables in options by the values of the object that was built."""
-    for field in fields:
-        key = option_name(field)
-        if holds(options.get(key), EnvironmentText) and hasattr(built, field.name):
-            value = getattr(built, field.name)
-            cast("dict[str, object]", options)[key] = str(value) if isinstance(value, Path) else copy.deepcopy(value)
 
 
 def _plan(
@@ -222,7 +194,7 @@ def _check_sizes(config: Config | Unread, built: Mapping[str, Any], faults: Faul
 
 def _placed(entry: PluginEntry, config: Config | Unread, faults: Faults) -> PlacedPlugin | None:
     """Build and check a plugin; return None if that is impossible. Any error of its class is a fault."""
-    with _absorbing(faults):
+    with absorbing(faults):
         plugin = _plugin(entry, config, faults)
         if plugin is not None:
             placed = PlacedPlugin(plugin, entry.name, entry.address, entry.priority)
@@ -255,15 +227,12 @@ def _plugin(entry: PluginEntry, config: Config | Unread, faults: Faults) -> Plug
     options = {key: value for key, value in entry.options.items() if key not in named}
     fields = [field for field in option_fields(cls) if option_name(field) not in named]
     found = read_fields(cls, fields, options, faults, entry.name)
-    _settle_variables(entry.options, found, fields)
+    settle_variables(entry.options, found, fields)
     plugin = found if isinstance(found, Plugin) else salvaged(cls, found)
     for key, field in named.items():
-        if entry.options.get(key) is not None:
-            names = _port_names(cls, field, entry.options[key], faults.at(key))
-            if holds(entry.options[key], EnvironmentText):
-                cast("dict[str, object]", entry.options)[key] = list(names)
-            if plugin is not None:
-                setattr(plugin, field.name, names)  # the trainer replaces the names by objects
+        objects = named_port(cls, field, entry.options, faults.at(key))
+        if plugin is not None and (objects or entry.options.get(key) is not None):
+            setattr(plugin, field.name, objects)
     if plugin is not None and plugin is found and isinstance(config, Config) and entry.enabled:
         _check(plugin, config, faults)
     return plugin
@@ -283,18 +252,3 @@ def _check(plugin: Plugin, config: Config, faults: Faults) -> None:
 
 def _sentences(returned: Any) -> Iterator[Any]:
     yield from [returned] if isinstance(returned, str) else islice(returned or (), MAX_FAULTS)
-
-
-def _port_names(cls: type[Plugin], field: attrs.Attribute[Any], value: object, faults: Faults) -> tuple[str, ...]:
-    names = convert(value, tuple[str, ...], faults)
-    if not isinstance(names, tuple):
-        return ()
-    for index, name in enumerate(names):
-        try:
-            if (kind := port_kind(cls, field)) is not None:
-                kind.check_name(name)
-        except ConfigError as error:
-            faults.at(index).absorb(error)
-        if name in names[:index]:
-            faults.at(index).add(f"'{name}' is listed twice")
-    return names

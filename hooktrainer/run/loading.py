@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 
@@ -94,12 +94,29 @@ def _classes_in(data: Mapping[str, Any]) -> dict[str, str]:
 
 def dump(config: Config) -> str:
     """Return the configuration as YAML; loading it gives an equal one."""
+    return to_yaml(_data(config))
+
+
+def as_plain(config: Config) -> dict[str, Any]:
+    """Return the configuration as data that JSON can hold, for trackers."""
+    return cast("dict[str, Any]", _plain(_data(config)))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)
+
+
+def _data(config: Config) -> dict[str, Any]:
     sections = {key: getattr(config, key) for key in SECTIONS}
     data = {key: attrs.asdict(value) if attrs.has(type(value)) else value for key, value in sections.items()}
     for key in COMPONENTS:
         data[key] = {"use": data[key]["use"], **data[key]["options"]}
     data["plugins"] = [_dumped(entry) for entry in config.plugins]
-    return to_yaml(data)
+    return data
 
 
 def _dumped(entry: PluginEntry) -> dict[str, object]:

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Self
+from uuid import uuid4
 
 import attrs
 
@@ -89,6 +91,8 @@ class RunRecord:
     total_steps: int | None
     """None if the run lasts until its data ends."""
     starts: Sequence[Start]
+    id: str = attrs.field(factory=lambda: uuid4().hex[:8])
+    """Identifies the run in trackers, over all of its starts."""
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -97,7 +101,8 @@ class RunRecord:
             content = json.loads((directory / FILE).read_text(encoding="utf-8"))
             starts = [Start(**start) for start in content["starts"]]
             starts[-1]  # at least one
-            return cls(total_steps=content["total_steps"], starts=starts)
+            known = {"id": content["id"]} if "id" in content else {}
+            return cls(total_steps=content["total_steps"], starts=starts, **known)
         except (TypeError, LookupError) as error:
             raise ValueError(f"{directory / FILE} is not the record of a run: {error}") from None
 
@@ -106,15 +111,14 @@ class RunRecord:
         return json.dumps({"format": 1, **attrs.asdict(self)}, indent=2) + "\n"
 
 
-def started(directory: Path, total_steps: int | None, *, resumes: bool) -> str:
-    """Return the text of the record of a run that starts; the earlier starts of a run that resumes are kept."""
-    earlier: Sequence[Start] = ()
+def started(directory: Path, total_steps: int | None, *, resumes: bool) -> RunRecord:
+    """Return the record of a run that starts; the id and the earlier starts of a run that resumes are kept."""
+    record = RunRecord(total_steps=total_steps, starts=[Start.now()])
     if resumes:
-        try:
-            earlier = RunRecord.read(directory).starts
-        except (OSError, ValueError):  # a run of another version, or a file that a user changed
-            earlier = ()
-    return RunRecord(total_steps=total_steps, starts=[*earlier, Start.now()]).text()
+        with suppress(OSError, ValueError):  # a run of another version, or a file that a user changed
+            earlier = RunRecord.read(directory)
+            return attrs.evolve(record, starts=[*earlier.starts, *record.starts], id=earlier.id)
+    return record
 
 
 def record_resume(directory: Path, step: int) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from hooktrainer._util.registry import FILE, NAMES_A, Kind, check_call
+from hooktrainer._util.registry import FILE, NAMES_A, Kind, check_method
 from hooktrainer.config.fields import Fields, field_type, init_fields, option_name
 from hooktrainer.errors import ConfigError
 from hooktrainer.plugin import Plugin, option_fields, port_fields
@@ -54,10 +53,18 @@ def _check_task(found: type, where: str) -> None:
 
 
 def _check_sink(found: type, where: str) -> None:
-    _require_methods(found, where, "a sink", ("open", "write", "close"), " (hooktrainer.ports.Sink)")
+    _require_methods(found, where, "a sink", tuple(_SINK_METHODS), " (hooktrainer.ports.Sink)")
     if fault := step_key_fault(found):
         raise ConfigError(fault)
-    check_call(found, where, "sink", directory=Path(), total_steps=None)
+    _check_options(found, where)
+    for name, parameters in {**_SINK_METHODS, "rewind": ("step",)}.items():
+        if callable(method := getattr(found, name, None)):
+            check_method(method, f"{found.__name__} of {where}", "sink", name, *parameters)
+
+
+_SINK_METHODS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"open": ("run",), "write": ("step", "row"), "close": ("status",)}
+)
 
 
 def _kind(noun: str, check: Callable[[Any, str], None] = _check_options) -> Kind[type[Any]]:

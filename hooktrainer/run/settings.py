@@ -40,4 +40,6 @@ def _without_directory(value: Any) -> Any:
     """Return `file.py:Name` for the absolute path of a file, which differs after a directory was moved."""
     if isinstance(value, list):
         return [_without_directory(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_directory(item) for key, item in value.items()}
     return _FILE.sub("", value) if isinstance(value, str) else value

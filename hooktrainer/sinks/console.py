@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
-from rich.console import Console
-from rich.live import Live
 
 from hooktrainer._util.streams import discard_stdout
+from hooktrainer.events import Status
 from hooktrainer.metrics import Row
-from hooktrainer.sinks.dashboard import STEP_TIME, Dashboard
+from hooktrainer.ports import RunInfo
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+    from hooktrainer.sinks.dashboard import Dashboard
 
 _FIELDS: Final[Mapping[str, str]] = {
     "critic/score/mean": "score {:>7.3g}",
@@ -22,7 +24,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "actor/entropy": "entropy {:>7.3g}",
     "actor/grad_norm": "grad_norm {:>7.3g}",
     "training/off_policy/staleness/mean": "staleness {:>7.3g}",
-    STEP_TIME: "{:>7.3g} s",
+    "timing_s/step": "{:>7.3g} s",
     "val/score/mean": "val {:.3g}",
 }
 """Fields of a line. The field that some steps lack is last, so that the columns of the others stay aligned."""
@@ -39,33 +41,29 @@ def plain_line(step: int, row: Row, total_steps: int | None = None) -> str:
     return "  ".join(fields)
 
 
-class _Console(Console):
-    """A console that raises `BrokenPipeError` for a closed pipe, where rich would end the process."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
 @attrs.define
 class ConsoleSink:
     """Prints rows to standard output; prints nothing more after the other end of a pipe is closed."""
 
-    directory: Path = attrs.field(converter=Path)
-    """Run directory. Its name is the title of the display."""
-    total_steps: int | None = None
-    console: Console = attrs.field(factory=_Console, kw_only=True, repr=False)
-    _dashboard: Dashboard = attrs.field(init=False, repr=False)
+    critical: bool = False
+    """Whether an error ends the run. If not, the sink is dropped with a warning."""
+    console: Console | None = attrs.field(default=None, init=False, repr=False)
+    """The console to print on; one of standard output is made by `open` if there is none."""
+    _dashboard: Dashboard | None = attrs.field(default=None, init=False, repr=False)
+    _total_steps: int | None = attrs.field(default=None, init=False, repr=False)
     _live: Live | None = attrs.field(default=None, init=False, repr=False)
     _last_step: int | None = attrs.field(default=None, init=False, repr=False)
 
-    @_dashboard.default
-    def _empty(self) -> Dashboard:
-        return Dashboard(self.directory.name, self.total_steps)
+    def open(self, run: RunInfo) -> None:
+        """Start the display, titled with the name of the run, if standard output is a terminal."""
+        from rich.live import Live  # imported late, so that `plan` is fast
 
-    def open(self) -> None:
-        """Start the display if standard output is a terminal."""
-        self.close()
-        self._dashboard, self._last_step = self._empty(), None
+        from hooktrainer.sinks.dashboard import Dashboard, PipeConsole
+
+        self._stop()
+        self._total_steps, self._last_step = run.total_steps, None
+        self.console = self.console or PipeConsole()
+        self._dashboard = Dashboard(run.name, run.total_steps)
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             # write() refreshes; a refresh thread would show nothing new.
             self._live = Live(self._dashboard, console=self.console, auto_refresh=False)
@@ -85,10 +83,13 @@ class ConsoleSink:
         """Return no steps: a new display shows no earlier rows."""
         return ()
 
-    def close(self) -> None:
+    def close(self, status: Status) -> None:  # noqa: ARG002 (the command line prints how the run ended)
         """Stop the display; its last state remains on the terminal."""
+        self._stop()
+
+    def _stop(self) -> None:
         live, self._live = self._live, None
-        if live is not None:
+        if live is not None and self._dashboard is not None:
             self._dashboard.ended = True
             try:
                 live.stop()
@@ -96,9 +97,9 @@ class ConsoleSink:
                 discard_stdout(error)
 
     def _show(self, step: int, row: Row) -> None:
-        if self._live is None:
-            line = plain_line(step, row, self.total_steps)
+        if self.console is not None and self._live is None:
+            line = plain_line(step, row, self._total_steps)
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
+        elif self._live is not None and self._dashboard is not None:
             self._dashboard.add(step, row)
             self._live.refresh()

@@ -12,7 +12,9 @@ import attrs
 
 from hooktrainer._util import files
 from hooktrainer.errors import RecordError
+from hooktrainer.events import Status
 from hooktrainer.metrics import Row, number
+from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.appending import append
 
 _STEP: Final = "step"
@@ -25,30 +27,33 @@ class CsvSink:
     A metric that appears later adds a column, which is empty in the earlier lines.
     """
 
-    directory: Path = attrs.field(converter=Path)
-    total_steps: int | None = None
-    """Not used; all sinks have the same constructor arguments."""
+    critical: bool = False
+    """Whether an error ends the run. If not, the sink is dropped with a warning."""
+    _path: Path | None = attrs.field(default=None, init=False)
     _columns: list[str] = attrs.field(factory=list, init=False, repr=False)
     """Columns of the file; empty before `open` and after `close`."""
     _last_step: int = attrs.field(default=0, init=False, repr=False)
 
     @property
     def path(self) -> Path:
-        """Return the path of the file."""
-        return self.directory / "metrics.csv"
+        """Return the path of the file. Raises `RecordError` before `open`."""
+        if self._path is None:
+            raise RecordError("the sink csv is not open, so it has no file")
+        return self._path
 
     @property
     def last_step(self) -> int:
         """Return the last step that has a line; 0 if there is none."""
         return max(map(_step, self._read()[1]), default=0)
 
-    def open(self) -> None:
-        """Create the directory and the file. Existing lines are kept, except for one that a kill left incomplete.
+    def open(self, run: RunInfo) -> None:
+        """Create the run directory and the file. Existing lines are kept, except for one that a kill left incomplete.
 
         Raises `RecordError` if lines cannot be written.
         """
+        self._path = run.directory / "metrics.csv"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            run.directory.mkdir(parents=True, exist_ok=True)
             columns, lines = self._read()
             self._replace(columns, lines)
         except OSError as error:
@@ -60,7 +65,7 @@ class CsvSink:
         Raises `RecordError` unless steps ascend.
         """
         if not self._columns:
-            raise RecordError(f"step {step} was written to {self.path}, but the sink is not open")
+            raise RecordError(f"step {step} was written to the sink csv, which is not open")
         if step == self._last_step:
             return
         if step < self._last_step:
@@ -81,7 +86,7 @@ class CsvSink:
             self._replace(columns, kept)
         return sorted({_step(line) for line in lines} - set(map(_step, kept)))
 
-    def close(self) -> None:
+    def close(self, status: Status) -> None:  # noqa: ARG002 (a table has no place for it)
         """Accept no more lines."""
         self._columns = []
 

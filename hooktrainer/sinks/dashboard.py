@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Mapping, Sequence
 from itertools import compress, pairwise
 from typing import Final
@@ -63,6 +65,14 @@ def duration(seconds: float) -> str:
 
 def _text(value: float) -> str:
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+class PipeConsole(Console):
+    """A console that raises `BrokenPipeError` for a closed pipe, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that rich caught."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 @attrs.define

@@ -16,11 +16,15 @@ import attrs
 
 from hooktrainer._util import files
 from hooktrainer.errors import RecordError
+from hooktrainer.events import Status
 from hooktrainer.metrics import STEP_KEY, Row, number
+from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.appending import append, set_aside
 from hooktrainer.sinks.stored_rows import StoredRow, StoredRows, ranges
 
 _LOG: Final = logging.getLogger("hooktrainer")
+FILE: Final = "metrics.jsonl"
+"""Name of the file in the run directory."""
 _FIRST_STEP: Final = ".first_step"
 """Name of the file with the first step of a directory whose run started from the checkpoint of another one."""
 _TAIL: Final = 2**16
@@ -34,9 +38,9 @@ class JsonlSink:
     NaN and infinities become null, since JSON has neither. A histogram becomes one key per value, `key/<value>`.
     """
 
-    directory: Path = attrs.field(converter=Path)
-    total_steps: int | None = None
-    """Not used; all sinks have the same constructor arguments."""
+    critical: bool = True
+    """Whether an error ends the run. If not, the sink is dropped with a warning."""
+    _directory: Path | None = attrs.field(default=None, init=False)
     _open: bool = attrs.field(default=False, init=False, repr=False)
     _existed: bool = attrs.field(default=False, init=False, repr=False)
     _last_attempt: int | None = attrs.field(default=None, init=False)
@@ -46,20 +50,28 @@ class JsonlSink:
     _warned: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     @property
+    def directory(self) -> Path:
+        """Return the run directory. Raises `RecordError` before `open`."""
+        if self._directory is None:
+            raise RecordError("the sink jsonl is not open, so it has no file")
+        return self._directory
+
+    @property
     def path(self) -> Path:
-        """Return the path of the file."""
-        return self.directory / "metrics.jsonl"
+        """Return the path of the file. Raises `RecordError` before `open`."""
+        return self.directory / FILE
 
     @property
     def last_step(self) -> int:
         """Return the last step that has a row; 0 if there is none."""
         return max((row.step for row in self._parsed(self._read(), 0).rows), default=0)
 
-    def open(self) -> None:
-        """Create the directory and the file. Existing rows are kept; new rows must have later steps.
+    def open(self, run: RunInfo) -> None:
+        """Create the run directory and the file. Existing rows are kept; new rows must have later steps.
 
         Raises `RecordError` if rows cannot be written.
         """
+        self._directory = run.directory
         self._existed = self.path.exists()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -76,7 +88,7 @@ class JsonlSink:
         A repeated call with the same step, as after an interrupt, writes the row once.
         """
         if not self._open:
-            raise RecordError(f"step {step} was written to {self.path}, but the sink is not open")
+            raise RecordError(f"step {step} was written to the sink jsonl, but the sink is not open")
         try:
             self._write(step, row)
         except OSError as error:
@@ -132,7 +144,7 @@ class JsonlSink:
         self._log_gaps(step, kept)
         return sorted({row.step for row in found.rows} - rows.keys())
 
-    def close(self) -> None:
+    def close(self, status: Status) -> None:  # noqa: ARG002 (`run.json` has it)
         """Accept no more rows."""
         self._open = False
 

@@ -190,10 +190,10 @@ def _run(
     entries = composition_of(
         config_from_mapping({**named, "trainer": attrs.asdict(config), "plugins": [*plugins]})
     ).plan.plugins
-    sinks = {name: FakeSink() for entry in entries for name in _named(entry)}
+    sinks = [sink for entry in entries for sink in _with_fake_sinks(entry.plugin)]
     with tempfile.TemporaryDirectory() as directory:
         place = RunPlace(directory=Path(directory))
-        trainer = Trainer(entries, fake_ports(learner=FakeLearner(metrics), sinks=sinks), config, place)
+        trainer = Trainer(entries, fake_ports(learner=FakeLearner(metrics)), config, place)
         tied = trainer.bus.plan.order_up_to_ties()
         try:
             trainer.fit()
@@ -201,12 +201,15 @@ def _run(
             given = ", ".join(metrics(1))
             error.add_note(f"the fake learner reports {given}; add the keys that are read: metrics=lambda update: ...")
             raise
-    return tied, [{"step": step, **row} for name in sorted(sinks) for step, row in sinks[name].rows]
+    return tied, [{"step": step, **row} for sink in sinks for step, row in sink.rows]
 
 
-def _named(entry: PlacedPlugin) -> Iterator[str]:
-    for field in port_fields(type(entry.plugin), named=True):
-        yield from (name for name in getattr(entry.plugin, field.name) if isinstance(name, str))
+def _with_fake_sinks(plugin: Plugin) -> Iterator[FakeSink]:
+    """Replace the sinks of a plugin by fakes."""
+    for field in port_fields(type(plugin), named=True):
+        fakes = [FakeSink() for _ in getattr(plugin, field.name)]
+        setattr(plugin, field.name, tuple(fakes))
+        yield from fakes
 
 
 def _difference(first: Sequence[Mapping[str, object]], second: Sequence[Mapping[str, object]]) -> str | None:

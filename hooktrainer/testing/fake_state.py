@@ -10,7 +10,7 @@ import attrs
 
 from hooktrainer.checkpoint.codec import decode, encode
 from hooktrainer.errors import CheckpointError
-from hooktrainer.ports import BestMetric, Retention, Snapshot, StoredCheckpoint
+from hooktrainer.ports import BestMetric, Retention, RunInfo, Snapshot, StoredCheckpoint
 
 
 @attrs.define(kw_only=True)
@@ -27,10 +27,20 @@ class FakeRunState:
     """A stand-in for the state of the global random generators."""
     latest: Snapshot | None = None
     logged_step: int = 0
+    dropped_sinks: list[str] = attrs.field(factory=list)
     captured: list[int] = attrs.field(factory=list)
     """Steps that were captured."""
     learner_restores: list[int] = attrs.field(factory=list)
     """Step of every `restore_learner`."""
+
+    @property
+    def info(self) -> RunInfo:
+        """Return the directory, the steps and defaults."""
+        return RunInfo(directory=self.directory, resumed_step=self.step, total_steps=self.total_steps)
+
+    def record_dropped_sink(self, name: str) -> None:
+        """Record the name in `dropped_sinks`."""
+        self.dropped_sinks.append(name)
 
     def record_logged_step(self, step: int) -> None:
         """Record the step in `logged_step`."""

@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from hooktrainer.events import Status
 from hooktrainer.metrics import Row
-from hooktrainer.ports import Answer, Clock, Example, Floats, Group, Prompt, Strategy, Tokens
+from hooktrainer.ports import Answer, Clock, Example, Floats, Group, Prompt, RunInfo, Strategy, Tokens
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.replay.samples import KeptSamples
@@ -170,10 +171,16 @@ class FakeSink:
     rows: list[tuple[int, Row]] = attrs.field(factory=list)
     state: str = "new"
     """`new`, `open` or `closed`."""
+    critical: bool = False
+    """Whether an error ends the run."""
+    run: RunInfo | None = None
+    """The argument of `open`."""
+    status: Status | None = None
+    """The argument of the last `close`."""
 
-    def open(self) -> None:
+    def open(self, run: RunInfo) -> None:
         """Accept rows."""
-        self.state = "open"
+        self.state, self.run = "open", run
 
     def write(self, step: int, row: Row) -> None:
         """Append a row."""
@@ -183,9 +190,9 @@ class FakeSink:
             raise ValueError(f"step {step} was written after step {self.rows[-1][0]}")
         self.rows.append((step, row))
 
-    def close(self) -> None:
+    def close(self, status: Status) -> None:
         """Refuse further rows."""
-        self.state = "closed"
+        self.state, self.status = "closed", status
 
     def column(self, key: str) -> list[tuple[int, object]]:
         """Return (step, value) of every row that has this key."""

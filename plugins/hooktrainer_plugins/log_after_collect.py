@@ -9,25 +9,29 @@ from typing import Final
 import attrs
 
 from hooktrainer import Plugin, Priority, on
-from hooktrainer.errors import ConfigError, Fault, first_error
+from hooktrainer.errors import ConfigError, Fault, first_error, line_of
 from hooktrainer.events import FitEnd, FitStart, StepEnd
 from hooktrainer.metrics import Row, with_step
 from hooktrainer.plugin import port
-from hooktrainer.ports import RewindableSink, RunState, Sink, step_key_fault
+from hooktrainer.ports import RewindableSink, RunState, Sink, is_critical, step_key_fault
 
 _LOG: Final = logging.getLogger("hooktrainer")
 
 
 @attrs.define(kw_only=True)
 class LogAfterCollect(Plugin):
-    """Write one row per step: the metrics of its own updates, its sync time and its validation."""
+    """Write one row per step: the metrics of its own updates, its sync time and its validation.
+
+    A sink that fails is dropped with a warning, unless it is critical.
+    """
 
     sinks: Sequence[Sink] = port(named=True, default=("console", "jsonl"))
-    """Sinks that rows are written to: registered names, `package.module:Class`, or `file.py:Class` relative to
-    the YAML file."""
+    """Sinks that rows are written to, each a name or a mapping with `use` and options. A name is a registered one,
+    `package.module:Class`, or `file.py:Class` relative to the YAML file."""
 
     run: RunState = port()
 
+    _active: tuple[Sink, ...] = attrs.field(default=(), init=False, repr=False)  # without those that were dropped
     _written: dict[int, int] = attrs.field(factory=dict, init=False, repr=False)  # last step by id of the sink
     _append_only: tuple[Sink, ...] = attrs.field(default=(), init=False, repr=False)  # sinks that cannot delete rows
 
@@ -36,9 +40,9 @@ class LogAfterCollect(Plugin):
         """Open the sinks before any work, and delete the rows that a resumed run writes again."""
         if faults := [Fault("", fault) for sink in self.sinks if (fault := step_key_fault(sink))]:
             raise ConfigError(faults)
-        for sink in self.sinks:
-            sink.open()
-        self._append_only = tuple(sink for sink in self.sinks if not isinstance(sink, RewindableSink))
+        self._active, info = tuple(self.sinks), self.run.info
+        self._for_each(lambda sink: sink.open(info))
+        self._append_only = tuple(sink for sink in self._active if not isinstance(sink, RewindableSink))
         if self.run.resume != "off":
             self._rewind(self.run.step)
 
@@ -54,20 +58,28 @@ class LogAfterCollect(Plugin):
             self._write(event.step, event.record.row)
 
     @on(FitEnd, priority=Priority.CLEANUP, needs=["metrics.row?", "sinks.written"])
-    def close(self, _event: FitEnd) -> None:
-        """Close the sinks."""
-        _for_each(self.sinks, lambda sink: sink.close())
+    def close(self, event: FitEnd) -> None:
+        """Close the sinks, also those that were dropped."""
+        dropped = [sink for sink in self.sinks if not any(sink is active for active in self._active)]
+        self._active = tuple(self.sinks)
+        self._for_each(lambda sink: sink.close(event.status), quiet=dropped)
 
     def _rewind(self, step: int) -> None:
         """Delete the rows after the step that the run resumes from, and log which steps are repeated."""
-        rewindable = [sink for sink in self.sinks if isinstance(sink, RewindableSink)]
-        if self.run.total_steps is not None and step >= self.run.total_steps:  # no step is run again
-            for finished in rewindable:
-                if (written := getattr(finished, "last_step", None)) is not None:
-                    finished.rewind(max(step, written))
-            return
-        deleted = [steps[-1] for sink in rewindable if (steps := sink.rewind(step))]
-        if (last := max([*deleted, self.run.logged_step if self._append_only else 0])) <= step:
+        steps_left = self.run.total_steps is None or step < self.run.total_steps
+        deleted: list[int] = []
+
+        def rewind(sink: Sink) -> None:
+            if not isinstance(sink, RewindableSink):
+                return
+            if steps_left:
+                deleted.extend([*sink.rewind(step)][-1:])
+            elif (written := getattr(sink, "last_step", None)) is not None:
+                sink.rewind(max(step, written))
+
+        self._for_each(rewind)
+        last = max([*deleted, self.run.logged_step if self._append_only else 0])
+        if not steps_left or last <= step:
             return
         repeated = f"{last - step} steps ({step + 1}-{last})" if last > step + 1 else f"1 step ({last})"
         if deleted:
@@ -92,16 +104,29 @@ class LogAfterCollect(Plugin):
             row = with_step(row, step)
             if self._append_only and step > self.run.logged_step:
                 self.run.record_logged_step(step)  # the only record of how far such a sink is
-            _for_each(self.sinks, write)
+            self._for_each(write)
 
+    def _for_each(self, action: Callable[[Sink], None], *, quiet: Sequence[Sink] = ()) -> None:
+        """Call `action` with every active sink. Drop those that fail, or raise the first error after all calls.
 
-def _for_each(sinks: Sequence[Sink], action: Callable[[Sink], None]) -> None:
-    """Call `action` with every sink, and raise the first error after all calls."""
-    errors: list[BaseException] = []
-    for sink in sinks:
-        try:
-            action(sink)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (raised below)
-            errors.append(error)
-    if errors:
-        raise first_error(errors, "at another sink")
+        Errors of sinks in `quiet` are ignored, since their first one was logged.
+        """
+        errors: list[BaseException] = []
+        for sink in self._active:
+            try:
+                action(sink)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 (raised or logged)
+                if any(sink is failed for failed in quiet):
+                    continue
+                if is_critical(sink) or isinstance(error, (ConfigError, SystemExit)):
+                    errors.append(error)
+                else:
+                    self._drop(sink, error)
+        if errors:
+            raise first_error(errors, "at another sink")
+
+    def _drop(self, failed: Sink, error: Exception) -> None:
+        self._active = tuple(sink for sink in self._active if sink is not failed)
+        name = type(failed).__name__
+        self.run.record_dropped_sink(name)
+        _LOG.warning("the sink %s failed and is dropped; the run continues without it: %s", name, line_of(error))

@@ -1,4 +1,4 @@
-"""Ports are bound by type or by name, and a port that cannot be bound is a fault before anything runs."""
+"""Ports are bound by type, and a port that cannot be bound is a fault before anything runs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Judge:
 class Uses(Plugin):
     engine: RolloutEngine = port()
     judge: Judge = port()
-    sinks: Sequence[Sink] = port(named=True, default=("memory",))
+    sinks: Sequence[Sink] = port(named=True)
 
 
 def entry(plugin: Plugin) -> PlacedPlugin:
     return PlacedPlugin(plugin, "uses", "plugins[3]")
 
 
-def test_ports_are_bound_by_type_and_sinks_by_name() -> None:
-    engine, judge, sink = FakeEngine(), Judge(), FakeSink()
+def test_ports_are_bound_by_type() -> None:
+    engine, judge = FakeEngine(), Judge()
     plugin = Uses()
 
-    bind((entry(plugin),), fake_ports(engine=engine, sinks={"memory": sink}, extra={Judge: judge}))
+    bind((entry(plugin),), fake_ports(engine=engine, extra={Judge: judge}))
 
-    assert (plugin.engine, plugin.judge, plugin.sinks) == (engine, judge, (sink,))
+    assert (plugin.engine, plugin.judge) == (engine, judge)
 
 
 def test_ports_passed_to_the_constructor_are_kept() -> None:
@@ -51,11 +51,11 @@ def test_ports_passed_to_the_constructor_are_kept() -> None:
 
 def test_all_missing_ports_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        bind((entry(Uses(sinks=["memroy"])),), fake_ports(sinks={"memory": FakeSink()}))
+        bind((entry(Uses(sinks=["memroy"])),), fake_ports())
 
     text = str(caught.value)
     assert (
         "plugins[3]: port 'judge' requires a Judge, which this run does not offer; it has Clock, KLControl, Learner"
         in text
     )
-    assert "plugins[3].sinks: 'memroy' does not exist; expected one of memory. Did you mean 'memory'?" in text
+    assert "plugins[3].sinks: 'memroy': only YAML gives names; in Python, pass the objects" in text

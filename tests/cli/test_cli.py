@@ -308,13 +308,16 @@ class Engine(ThreadOptions):
     \"\"\"An engine.\"\"\"
 
 
+@attrs.define
 class Sink:
     \"\"\"A sink.\"\"\"
 
-    def __init__(self, directory, total_steps): ...
-    def open(self): ...
+    flush_s: float = 5.0
+    \"\"\"Seconds between two flushes.\"\"\"
+
+    def open(self, run): ...
     def write(self, step, row): ...
-    def close(self): ...
+    def close(self, status): ...
 
 
 class Nothing:
@@ -328,7 +331,7 @@ class Nothing:
         ("Task", "tasks", "base: int = 10\n          Number of different digits."),
         ("Model", "models", "layers: int = 3"),
         ("Engine", "engines", "workers: int = 1"),
-        ("Sink", "sinks", "A sink."),
+        ("Sink", "sinks", "flush_s: float = 5.0\n          Seconds between two flushes."),
     ],
 )
 def test_plugins_describes_a_class_of_any_kind_in_a_file(

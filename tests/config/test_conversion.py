@@ -213,7 +213,7 @@ def test_field_documentation_is_read_from_the_source_including_base_classes() ->
 
 
 def _configurable() -> list[type]:
-    registered = [KINDS[kind].resolve(name) for kind in KINDS if kind != "sinks" for name in KINDS[kind]]
+    registered = [KINDS[kind].resolve(name) for kind in KINDS for name in KINDS[kind]]
     built_in = [cls for cls in registered if cls.__module__.startswith("hooktrainer")]
     sections = [field_type(Config, field) for field in attrs.fields(Config)]
     return [*built_in, Config, PluginEntry, *dict.fromkeys(cls for cls in sections if attrs.has(cls))]

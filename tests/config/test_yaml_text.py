@@ -95,7 +95,7 @@ def faults_of_plain(text: str) -> list[str]:
         (BASE + SINKS.replace("VALUE", "false"), "plugins[2].sinks: expected a list, found False (bool); write [] for"),
         (BASE + SINKS.replace("VALUE", "on"), "plugins[2].sinks: expected a list, found 'on' (str); write [on]"),
         (BASE + SINKS.replace("VALUE", "[off]"), "plugins[2].sinks[0]: no sink has the name 'off'; there are console"),
-        (BASE + SINKS.replace("VALUE", "[~]"), "plugins[2].sinks[0]: expected str, found nothing"),
+        (BASE + SINKS.replace("VALUE", "[~]"), "plugins[2].sinks[0]: this item is empty; write a name, or"),
     ],
 )  # fmt: skip
 def test_a_scalar_that_yaml_1_1_reads_otherwise_is_refused(tmp_path: Path, sections: str, message: str) -> None:

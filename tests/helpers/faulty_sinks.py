@@ -8,7 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import ClassVar
+
+import attrs
+
+from hooktrainer.events import Status
+from hooktrainer.ports import RunInfo
 
 
 def announce(place: str) -> None:
@@ -16,12 +21,11 @@ def announce(place: str) -> None:
     sys.stdout.flush()
 
 
+@attrs.define
 class Hangs:
     """Never returns from the method `at`."""
 
-    at = "write"
-
-    def __init__(self, directory: Path, total_steps: int | None = None) -> None: ...
+    at: ClassVar[str] = "write"
 
     def _reach(self, method: str) -> None:
         if method == self.at:
@@ -32,7 +36,7 @@ class Hangs:
         while True:
             time.sleep(60)
 
-    def open(self) -> None:
+    def open(self, run: RunInfo) -> None:
         self._reach("open")
 
     def write(self, step: int, row: Mapping[str, object]) -> None:
@@ -42,22 +46,26 @@ class Hangs:
         self._reach("rewind")
         return ()
 
-    def close(self) -> None:
+    def close(self, status: Status) -> None:
         self._reach("close")
 
 
+@attrs.define
 class HangsInOpen(Hangs):
-    at = "open"
+    at: ClassVar[str] = "open"
 
 
+@attrs.define
 class HangsInRewind(Hangs):
-    at = "rewind"
+    at: ClassVar[str] = "rewind"
 
 
+@attrs.define
 class HangsInClose(Hangs):
-    at = "close"
+    at: ClassVar[str] = "close"
 
 
+@attrs.define
 class TriesForEver(Hangs):
     """Catches every error, as the client of a tracker that tries again."""
 
@@ -69,6 +77,7 @@ class TriesForEver(Hangs):
                 continue
 
 
+@attrs.define
 class CatchesAll(Hangs):
     """Catches interrupts too."""
 
@@ -80,6 +89,7 @@ class CatchesAll(Hangs):
                 continue
 
 
+@attrs.define
 class HangsInNativeCode(Hangs):
     """Hangs in a native call, which no signal interrupts; the interpreter lock is free."""
 
@@ -90,6 +100,7 @@ class HangsInNativeCode(Hangs):
         library.pthread_mutex_lock(mutex)
 
 
+@attrs.define
 class HangsAfterAsyncio(Hangs):
     """Replaces the file descriptor that a signal wakes, as an event loop does."""
 
@@ -98,6 +109,7 @@ class HangsAfterAsyncio(Hangs):
         super().hang()
 
 
+@attrs.define
 class CountsInChild(Hangs):
     """Forks a child that receives a signal of its own, which does not concern the run."""
 

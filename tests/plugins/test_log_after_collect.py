@@ -12,26 +12,32 @@ import pytest
 from helpers.config_yaml import BASE
 from hooktrainer import build_trainer, load_config
 from hooktrainer.errors import ConfigError, MissingMetricError
-from hooktrainer.events import FitEnd, FitStart, StepEnd
+from hooktrainer.events import FitEnd, FitStart, Status, StepEnd
 from hooktrainer.metrics import STEP_KEY
+from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.jsonl import JsonlSink
-from hooktrainer.testing import FakeBus, FakeRunState, FakeSink, check_plugin
+from hooktrainer.testing import FakeBus, FakeRewindableSink, FakeRunState, FakeSink, check_plugin
 from hooktrainer_plugins.log_after_collect import LogAfterCollect
 
 
+@attrs.define
 class BrokenSink(FakeSink):
     """A sink that fails in `write` or in `close`."""
 
+    calls: int = 0
+
     def write(self, step: int, row: object) -> None:
+        self.calls += 1
         raise OSError("disk full")
 
-    def close(self) -> None:
-        super().close()
+    def close(self, status: Status) -> None:
+        super().close(status)
         raise OSError("disk full")
 
 
-def started(*sinks: FakeSink) -> FakeBus:
-    bus = FakeBus(LogAfterCollect(sinks=sinks, run=FakeRunState()), provides=["metrics.row"])
+def started(*sinks: FakeSink, directory: Path | None = None, run: FakeRunState | None = None) -> FakeBus:
+    run = run or FakeRunState(directory=directory)
+    bus = FakeBus(LogAfterCollect(sinks=sinks, run=run), provides=["metrics.row"])
     bus.fire(FitStart)
     return bus
 
@@ -51,7 +57,7 @@ def test_sealed_row_of_each_step_is_written_once() -> None:
 
 @pytest.mark.parametrize("row", [{"loss": 2.5}, {"loss": 2.5, STEP_KEY: 7.0}])
 def test_a_row_has_its_integer_step_under_the_key_of_verl(row: dict[str, float], tmp_path: Path) -> None:
-    bus = started(sink := FakeSink(), JsonlSink(tmp_path))
+    bus = started(sink := FakeSink(), JsonlSink(), directory=tmp_path)
 
     bus.fire(StepEnd, step=3, row=row)
     bus.fire(FitEnd, step=4, status="failed", row=row)
@@ -84,19 +90,19 @@ def test_a_sink_that_expects_another_step_key_is_refused_before_any_sink_is_open
 
 
 SINK = """
+import attrs
+
+@attrs.define
 class Sink:
     step_key = "global_step"
 
-    def __init__(self, directory, total_steps=None):
-        pass
-
-    def open(self):
+    def open(self, run):
         pass
 
     def write(self, step, row):
         pass
 
-    def close(self):
+    def close(self, status):
         pass
 """
 
@@ -130,8 +136,8 @@ def test_a_step_that_was_not_reported_is_written_at_the_end_before_sinks_close()
     assert sink.state == "closed"
 
 
-def test_failing_sink_neither_drops_nor_repeats_rows_of_other_sinks() -> None:
-    bus = started(first := FakeSink(), BrokenSink(), last := FakeSink())
+def test_a_failing_critical_sink_ends_the_run_and_neither_drops_nor_repeats_rows_of_other_sinks() -> None:
+    bus = started(first := FakeSink(), BrokenSink(critical=True), last := FakeSink(), run=(run := FakeRunState()))
 
     with pytest.raises(OSError, match="disk full"):
         bus.fire(StepEnd, step=1, row={"loss": 1.0})
@@ -140,6 +146,52 @@ def test_failing_sink_neither_drops_nor_repeats_rows_of_other_sinks() -> None:
 
     assert first.rows == last.rows == [(1, {"loss": 1.0, STEP_KEY: 1})]
     assert {first.state, last.state} == {"closed"}
+    assert run.dropped_sinks == []
+
+
+def test_another_failing_sink_is_dropped_with_one_warning_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    bus = started(broken := BrokenSink(), good := FakeSink(), run=(run := FakeRunState()))
+
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2):
+            bus.fire(StepEnd, step=step, row={"loss": 1.0})
+        bus.fire(FitEnd, step=2, status="completed")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "the sink BrokenSink failed and is dropped; the run continues without it: OSError: disk full"
+    ]
+    assert (run.dropped_sinks, broken.calls, broken.status) == (["BrokenSink"], 1, "completed")
+    assert [step for step, _ in good.rows] == [1, 2]
+
+
+class Unreachable(FakeRewindableSink):
+    def open(self, run: RunInfo) -> None:
+        raise ConnectionError("the server is down")
+
+    def rewind(self, step: int) -> list[int]:
+        raise AssertionError("the sink is not open")
+
+
+class Uninstalled(FakeSink):
+    def open(self, run: RunInfo) -> None:
+        raise ConfigError("it is not installed")
+
+
+def test_a_sink_that_cannot_be_opened_is_dropped_unless_its_configuration_is_wrong() -> None:
+    bus = resumed(run := FakeRunState(), Unreachable(), sink := FakeRewindableSink(), step=3)
+    bus.fire(StepEnd, step=4, row={"loss": 1.0})
+
+    assert (run.dropped_sinks, [step for step, _ in sink.rows]) == (["Unreachable"], [4])
+    with pytest.raises(ConfigError, match="it is not installed"):
+        started(Uninstalled())
+
+
+def test_sinks_are_told_the_run_and_how_it_ended(tmp_path: Path) -> None:
+    bus = started(sink := FakeSink(), run=FakeRunState(directory=tmp_path, total_steps=4))
+    bus.fire(FitEnd, step=1, status="interrupted")
+
+    assert sink.run == RunInfo(directory=tmp_path, total_steps=4)
+    assert sink.status == "interrupted"
 
 
 def resumed(run: FakeRunState, *sinks: object, step: int) -> FakeBus:
@@ -161,7 +213,7 @@ def test_resumed_run_replaces_the_rows_after_its_checkpoint_and_logs_it_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, with_jsonl: bool
 ) -> None:
     def sinks() -> tuple[object, ...]:
-        return (JsonlSink(tmp_path), forward) if with_jsonl else (forward,)
+        return (JsonlSink(), forward) if with_jsonl else (forward,)
 
     forward, run = Forward(), FakeRunState(directory=tmp_path)
     bus = resumed(run, *sinks(), step=0)
@@ -201,7 +253,7 @@ def test_repeated_steps_are_counted_across_several_interruptions(caplog: pytest.
 
 def test_incomplete_row_of_a_killed_run_is_removed_on_resume(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n{"step": 2, "a"')
-    bus = resumed(FakeRunState(directory=tmp_path), JsonlSink(tmp_path), step=1)
+    bus = resumed(FakeRunState(directory=tmp_path), JsonlSink(), step=1)
     bus.fire(StepEnd, step=2, row={"a": 2.0})
 
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

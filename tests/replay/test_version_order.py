@@ -124,8 +124,8 @@ def test_a_run_whose_buffer_is_ahead_makes_no_update(checked_by_the_buffer: bool
 
     buffer, sink, learner = Unchecked(), FakeSink(), FakeLearner()
     buffer.advance(56)
-    plugins = [MetricAggregation(), WeightSync(), Staleness(), LogAfterCollect(sinks=["memory"])]
-    ports = fake_ports(buffer=buffer, learner=learner, sinks={"memory": sink})
+    plugins = [MetricAggregation(), WeightSync(), Staleness(), LogAfterCollect(sinks=[sink])]
+    ports = fake_ports(buffer=buffer, learner=learner)
     with pytest.raises(RunError, match="S=-55"):
         Trainer(plugins, ports, TrainerConfig(total_steps=3, train_batch_size=1, ppo_mini_batch_size=1)).fit()
     assert (learner.updates, sink.rows) == (0, [])

@@ -62,18 +62,18 @@ def test_sentence_of_plugin_check_is_a_fault_with_the_address_of_the_plugin(tmp_
 
 
 def test_named_ports_accept_registered_names(tmp_path: Path) -> None:
-    def sinks(text: str) -> object:
+    def sinks(text: str) -> list[str]:
         config = load(tmp_path, BASE + f"plugins: [{{use: log_after_collect, sinks: {text}}}, metric_aggregation]")
-        return composition_of(config).plan.plugins[0].plugin.sinks
+        return [type(sink).__name__ for sink in composition_of(config).plan.plugins[0].plugin.sinks]
 
-    assert sinks("[jsonl]") == ("jsonl",)
-    assert sinks("[]") == ()
-    assert sinks("") == ("console", "jsonl")
+    assert sinks("[jsonl]") == ["JsonlSink"]
+    assert sinks("[]") == []
+    assert sinks("") == ["ConsoleSink", "JsonlSink"]
     for text, message in {
         "[consol, jsonl]": r"plugins\[0\]\.sinks\[0\]: no sink has the name 'consol'; .* Did you mean 'console'\?",
         "[jsonl, jsonl]": r"plugins\[0\]\.sinks\[1\]: 'jsonl' is listed twice",
         "console": r"plugins\[0\]\.sinks: expected a list, found 'console' \(str\); write \[console\]",
-        "[1]": r"plugins\[0\]\.sinks\[0\]: expected str, found 1 \(int\)",
+        "[1]": r"plugins\[0\]\.sinks\[0\]: expected a name or a mapping with `use`, found 1 \(int\)",
     }.items():
         with pytest.raises(ConfigError, match=message):
             sinks(text)

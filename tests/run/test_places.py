@@ -31,6 +31,7 @@ from hooktrainer import Plugin, on, state
 from hooktrainer.events import StepEnd
 from hooktrainer.sinks.jsonl import JsonlSink
 
+@attrs.define
 class Sink(JsonlSink):
     @property
     def path(self):

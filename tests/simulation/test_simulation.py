@@ -19,6 +19,7 @@ from hooktrainer.cli import main
 from hooktrainer.config import TrainerConfig
 from hooktrainer.errors import ConfigError
 from hooktrainer.metrics import Counts
+from hooktrainer.ports import RunInfo
 from hooktrainer.simulation import (
     Constant,
     Distribution,
@@ -111,8 +112,8 @@ class TestDistributions:
         assert why in str(caught.value)
 
     def test_recorded_times_are_drawn_with_their_frequency(self, tmp_path: Path) -> None:
-        sink = JsonlSink(tmp_path)
-        sink.open()
+        sink = JsonlSink()
+        sink.open(RunInfo(directory=tmp_path))
         sink.write(1, {"timing_s/group": Counts({0.5: 2, 3.0: 1}).value, "timing_s/update_actor": 8.0})
         sink.write(2, {"timing_s/group": Counts({0.5: 1}).value, "timing_s/weight_sync": 0.25})
         sink.write(3, {"timing_s/update_actor": 3.0, "training/partial_iterations": 1})

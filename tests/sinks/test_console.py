@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from hooktrainer.errors import MetricError, RecordError
-from hooktrainer.ports import Sink
+from hooktrainer.ports import RunInfo, Sink
 from hooktrainer.sinks.console import ConsoleSink, plain_line
 from hooktrainer.sinks.jsonl import JsonlSink
 
@@ -58,24 +58,24 @@ def shown(console: Console) -> str:
 
 @pytest.mark.parametrize("kind", [JsonlSink, ConsoleSink])
 class TestEverySink:
-    def test_sink_is_constructed_from_directory_and_total_steps(self, kind: type, tmp_path: Path) -> None:
-        assert isinstance(kind(tmp_path, 10), Sink)
-        assert isinstance(kind(tmp_path, total_steps=None), Sink)
+    def test_sink_is_constructed_from_its_options(self, kind: type) -> None:
+        assert isinstance(kind(), Sink)
+        assert kind(critical=True).critical
 
     def test_sink_may_be_closed_twice_and_before_open(self, kind: type, tmp_path: Path) -> None:
-        sink = kind(tmp_path)
-        sink.close()
-        sink.open()
-        sink.close()
-        sink.close()
+        sink = kind()
+        sink.close("completed")
+        sink.open(RunInfo(directory=tmp_path))
+        sink.close("completed")
+        sink.close("completed")
 
 
 class TestJsonl:
     def test_numpy_scalars_are_written_and_non_finite_values_are_null_with_one_warning(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        sink = JsonlSink(tmp_path)
-        sink.open()
+        sink = JsonlSink()
+        sink.open(RunInfo(directory=tmp_path))
         row = {"acc": np.float32(0.5), "n": np.int64(3), "nan": math.nan, "inf": math.inf}
         with caplog.at_level(logging.WARNING, logger="hooktrainer"):
             sink.write(1, row)
@@ -87,8 +87,8 @@ class TestJsonl:
         ]
 
     def test_a_row_is_flat_and_has_an_integer_step(self, tmp_path: Path) -> None:
-        sink = JsonlSink(tmp_path / "new" / "run")
-        sink.open()
+        sink = JsonlSink()
+        sink.open(RunInfo(directory=tmp_path / "new" / "run"))
         sink.write(3, {"staleness": MappingProxyType({1.0: 5, 0.056: 1}), "loss": 0.1, "step": 9.0})
         (row,) = rows_of(tmp_path / "new" / "run")
         assert row == {"step": 3, "staleness/1": 5, "staleness/0.056": 1, "loss": 0.1}
@@ -96,19 +96,19 @@ class TestJsonl:
         assert next(iter(row)) == "step"
 
     def test_a_row_is_in_the_file_when_write_returns(self, tmp_path: Path) -> None:
-        sink = JsonlSink(tmp_path)
-        sink.open()
+        sink = JsonlSink()
+        sink.open(RunInfo(directory=tmp_path))
         sink.write(1, {"loss": 1.0})
         assert rows_of(tmp_path) == [{"step": 1, "loss": 1.0}]
 
     @pytest.mark.parametrize("step", [1, 2])
     def test_step_that_does_not_ascend_is_refused_after_a_restart(self, tmp_path: Path, step: int) -> None:
         for first in (1, 2):
-            sink = JsonlSink(tmp_path)
-            sink.open()
+            sink = JsonlSink()
+            sink.open(RunInfo(directory=tmp_path))
             sink.write(first, {})
-            sink.close()
-        sink.open()
+            sink.close("completed")
+        sink.open(RunInfo(directory=tmp_path))
         with pytest.raises(RecordError, match=f"step {step} follows step 2"):
             sink.write(step, {})
         sink.write(3, {})
@@ -119,23 +119,23 @@ class TestJsonl:
 
     def test_incomplete_last_line_is_removed_on_open(self, tmp_path: Path) -> None:
         (tmp_path / "metrics.jsonl").write_text('{"step": 4, "loss": 1.0}\n{"step": 5, "lo')
-        sink = JsonlSink(tmp_path)
-        sink.open()
+        sink = JsonlSink()
+        sink.open(RunInfo(directory=tmp_path))
         sink.write(5, {"loss": 2.0})
         assert rows_of(tmp_path) == [{"step": 4, "loss": 1.0}, {"step": 5, "loss": 2.0}]
 
     def test_rows_may_be_removed_between_open_and_the_first_write(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"
         path.write_text('{"step": 4}\n{"step": 5}\n')
-        sink = JsonlSink(tmp_path)
-        sink.open()
+        sink = JsonlSink()
+        sink.open(RunInfo(directory=tmp_path))
         path.write_text('{"step": 4}\n')
         sink.write(5, {})
         assert [row["step"] for row in rows_of(tmp_path)] == [4, 5]
 
     def test_failed_write_leaves_no_partial_row(self, tmp_path: Path) -> None:
-        sink = JsonlSink(tmp_path)
-        sink.open()
+        sink = JsonlSink()
+        sink.open(RunInfo(directory=tmp_path))
         with pytest.raises(MetricError, match="'note'"):
             sink.write(1, {"loss": 1.0, "note": "text"})
         sink.write(1, {"loss": 1.0})
@@ -143,7 +143,7 @@ class TestJsonl:
 
     def test_writing_before_open_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(RecordError, match="the sink is not open"):
-            JsonlSink(tmp_path).write(1, {})
+            JsonlSink().write(1, {})
 
 
 class TestPlainLines:
@@ -160,17 +160,19 @@ class TestPlainLines:
 
     def test_one_line_per_step_is_printed_without_a_terminal(self, tmp_path: Path) -> None:
         console = Console(file=io.StringIO(), force_terminal=False, width=40, _environ={})
-        sink = ConsoleSink(tmp_path, 10, console=console)
-        sink.open()
+        sink = ConsoleSink()
+        sink.console = console
+        sink.open(RunInfo(total_steps=10))
         sink.write(1, ROW)
         sink.write(2, ROW)
-        sink.close()
+        sink.close("completed")
         assert shown(console) == f"{plain_line(1, ROW, 10)}\n{plain_line(2, ROW, 10)}\n"
 
     def test_repeated_write_of_a_step_is_shown_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         console = Console(file=io.StringIO(), force_terminal=False, width=40, _environ={})
-        sink = ConsoleSink(tmp_path, 10, console=console)
-        sink.open()
+        sink = ConsoleSink()
+        sink.console = console
+        sink.open(RunInfo(total_steps=10))
         sink.write(1, ROW)
         sink.write(1, ROW)
         with monkeypatch.context() as patched:
@@ -178,22 +180,23 @@ class TestPlainLines:
             with pytest.raises(KeyboardInterrupt):
                 sink.write(2, ROW)
         sink.write(2, ROW)
-        sink.open()
+        sink.open(RunInfo(total_steps=10))
         sink.write(1, ROW)
         assert shown(console) == f"{plain_line(1, ROW, 10)}\n" * 2
 
     def test_a_dumb_terminal_gets_plain_lines(self, tmp_path: Path) -> None:
         console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
-        sink = ConsoleSink(tmp_path, console=console)
-        sink.open()
+        sink = ConsoleSink()
+        sink.console = console
+        sink.open(RunInfo(directory=tmp_path))
         sink.write(1, ROW)
         assert "\x1b[?25l" not in shown(console)
 
 
 @pytest.mark.parametrize("room", [5, 40])
 def test_disk_that_fills_within_a_row_leaves_complete_rows(room: int, tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path)
-    sink.open()
+    sink = JsonlSink()
+    sink.open(RunInfo(directory=tmp_path))
     sink.write(1, {"loss": 1.0})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -210,8 +213,8 @@ def test_disk_that_fills_within_a_row_leaves_complete_rows(room: int, tmp_path: 
 
 
 def test_removed_directory_is_an_error_with_a_fix(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path / "run")
-    sink.open()
+    sink = JsonlSink()
+    sink.open(RunInfo(directory=tmp_path / "run"))
     sink.write(1, {"loss": 1.0})
     shutil.rmtree(tmp_path / "run")
 
@@ -220,8 +223,8 @@ def test_removed_directory_is_an_error_with_a_fix(tmp_path: Path) -> None:
 
 
 def test_rows_removed_by_another_process_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sink = JsonlSink(tmp_path)
-    sink.open()
+    sink = JsonlSink()
+    sink.open(RunInfo(directory=tmp_path))
     for step in (1, 2):
         sink.write(step, {"loss": 1.0})
     sink.path.write_text("")

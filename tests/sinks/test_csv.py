@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hooktrainer.errors import RecordError
+from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.csv import CsvSink
 from hooktrainer.testing import check_sink
 
@@ -22,8 +23,8 @@ def test_csv_passes_check_sink() -> None:
 
 
 def test_a_metric_that_appears_later_adds_a_column(tmp_path: Path) -> None:
-    sink = CsvSink(tmp_path)
-    sink.open()
+    sink = CsvSink()
+    sink.open(RunInfo(directory=tmp_path))
     sink.write(1, {"loss": 0.1, "response_length": {4.0: 2.0}})
     sink.write(2, {"loss": float("nan"), "val, with a comma": 0.25})
     sink.write(2, {"loss": 9.0})  # repeated after an interrupt
@@ -42,8 +43,8 @@ def test_a_line_that_could_not_be_written_can_be_written_again(tmp_path: Path, m
     def full(file: int, path: Path) -> None:
         raise OSError("No space left on device")
 
-    sink = CsvSink(tmp_path)
-    sink.open()
+    sink = CsvSink()
+    sink.open(RunInfo(directory=tmp_path))
     sink.write(1, {"loss": 0.5})
     with monkeypatch.context() as patch:
         patch.setattr("hooktrainer._util.files.sync_file", full)
@@ -58,8 +59,8 @@ def test_a_line_that_could_not_be_written_can_be_written_again(tmp_path: Path, m
 def test_resume_deletes_a_line_that_a_kill_left_incomplete(torn: bytes, tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_bytes(b"step,loss\n1,0.5\n2,0.25\n" + torn)
 
-    sink = CsvSink(tmp_path)
-    sink.open()
+    sink = CsvSink()
+    sink.open(RunInfo(directory=tmp_path))
     assert sink.last_step == 2
     assert sink.rewind(1) == [2]
     sink.write(2, {"loss": 0.125})
@@ -69,8 +70,8 @@ def test_resume_deletes_a_line_that_a_kill_left_incomplete(torn: bytes, tmp_path
 
 def test_a_file_without_a_whole_line_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_bytes(b"ste")
-    sink = CsvSink(tmp_path)
-    sink.open()
+    sink = CsvSink()
+    sink.open(RunInfo(directory=tmp_path))
     sink.write(1, {"loss": 0.5})
     assert (tmp_path / "metrics.csv").read_bytes() == b"step,loss\n1,0.5\n"
 
@@ -79,5 +80,5 @@ def test_a_file_without_a_whole_line_is_started_again(tmp_path: Path) -> None:
 def test_open_refuses_a_file_that_is_no_table_of_rows_and_leaves_it(content: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(content)
     with pytest.raises(RecordError, match=r"metrics.csv is not a table of rows: .*move the file"):
-        CsvSink(tmp_path).open()
+        CsvSink().open(RunInfo(directory=tmp_path))
     assert (tmp_path / "metrics.csv").read_text() == content

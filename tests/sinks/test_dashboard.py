@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.console import ConsoleSink
 from hooktrainer.sinks.dashboard import Dashboard, duration, sparkline
 
@@ -43,11 +44,12 @@ def shown(console: Console) -> str:
 class TestDisplay:
     def test_a_terminal_shows_progress_and_curves(self, tmp_path: Path) -> None:
         console = terminal()
-        sink = ConsoleSink(tmp_path / "quickstart", 4, console=console)
-        sink.open()
+        sink = ConsoleSink()
+        sink.console = console
+        sink.open(RunInfo(name="quickstart", total_steps=4))
         for step in (1, 2, 3):
             sink.write(step, ROW | {"critic/score/mean": step / 4})
-        sink.close()
+        sink.close("completed")
         last = shown(console).rpartition("quickstart")[2]
         assert "step 3/4" in last
         assert "0:10 · 0:03 left" in last
@@ -58,10 +60,11 @@ class TestDisplay:
 
     def test_no_color_disables_colors(self, tmp_path: Path) -> None:
         console = terminal(color=False)
-        sink = ConsoleSink(tmp_path, 2, console=console)
-        sink.open()
+        sink = ConsoleSink()
+        sink.console = console
+        sink.open(RunInfo(total_steps=2))
         sink.write(1, ROW)
-        sink.close()
+        sink.close("completed")
         assert "\x1b[36m" not in shown(console)
 
     def test_no_progress_bar_is_shown_without_total_steps(self) -> None:
@@ -94,8 +97,9 @@ class TestDisplay:
     @pytest.mark.parametrize("height", [1, 3, 4, 7, 30])
     def test_a_low_terminal_shows_fewer_curves(self, height: int) -> None:
         console = Console(file=io.StringIO(), force_terminal=True, width=100, height=height, _environ={})
-        sink = ConsoleSink(Path("run"), 4, console=console)
-        sink.open()
+        sink = ConsoleSink()
+        sink.console = console
+        sink.open(RunInfo(total_steps=4))
         sink.write(1, ROW)
         lines = drawn(sink._dashboard, height=height)
         assert len(lines) == (1 if height < 4 else 2 + min(7, height - 3))
@@ -103,11 +107,12 @@ class TestDisplay:
 
     def test_cursor_stays_on_an_empty_line_until_close(self, tmp_path: Path) -> None:
         console = terminal()
-        sink = ConsoleSink(tmp_path, 4, console=console)
-        sink.open()
+        sink = ConsoleSink()
+        sink.console = console
+        sink.open(RunInfo(total_steps=4))
         sink.write(1, ROW)
         assert shown(console).endswith("\n"), "the cursor waits on an empty line"
-        sink.close()
+        sink.close("completed")
         assert not shown(console).replace("\x1b[?25h", "").endswith("\n\n")
 
     @pytest.mark.parametrize("width", [20, 40, 80, 200])

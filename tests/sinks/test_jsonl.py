@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooktrainer.errors import RecordError
+from hooktrainer.ports import RunInfo
 from hooktrainer.sinks import jsonl
 from hooktrainer.sinks.jsonl import JsonlSink
 
@@ -26,8 +27,8 @@ def steps(directory: Path) -> list[int]:
 def opened(directory: Path, text: str | bytes | None = None) -> JsonlSink:
     if text is not None:
         (directory / "metrics.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
-    sink = JsonlSink(directory)
-    sink.open()
+    sink = JsonlSink()
+    sink.open(RunInfo(directory=directory))
     return sink
 
 

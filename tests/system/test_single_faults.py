@@ -121,10 +121,14 @@ class Disk(Plugin):
 """
 RAISING_SINK = """
 import sys
+import attrs
+
+@attrs.define
 class Sink:
-    def __init__(self, directory, total_steps=None): ...
-    def open(self): ...
-    def close(self): ...
+    critical: bool = False
+
+    def open(self, run): ...
+    def close(self, status): ...
     def write(self, step, row):
         sys.stdout.write("AT fault\\n")
         sys.stdout.flush()
@@ -161,8 +165,9 @@ def task(at: str, act: str, engine: str = "thread", *overrides: str, named: str 
     return Case(text=config(text=text, plugins=[SAVING]), overrides=odd, named=named)
 
 
-def sink(name: str, *overrides: str, named: str) -> Case:
-    text = config(plugins=[SAVING]).replace("sinks: [console, jsonl]", f"sinks: ['{name}', console, jsonl]")
+def sink(name: str, *overrides: str, critical: bool = False, named: str) -> Case:
+    item = f"{{use: '{name}', critical: true}}" if critical else f"'{name}'"
+    text = config(plugins=[SAVING]).replace("sinks: [console, jsonl]", f"sinks: [{item}, console, jsonl]")
     return Case(text=text, overrides=overrides, named=named)
 
 
@@ -201,7 +206,8 @@ CASES = {
     "a handler of `fit_end` never returns": faulty("fit_end", "sleep", overrides=(TEN,), named="faulty.fit_end"),
     "a handler calls `sys.exit`": faulty("iteration_end", "exit", named="SystemExit(3)"),
     "a handler hangs in a native call": Case(text=config(plugins=[SAVING, "native.py:Native"]), named="Native.hang"),
-    "a sink raises in `write`": sink("raising_sink.py:Sink", named="ValueError: boom"),
+    "a sink raises in `write`": sink("raising_sink.py:Sink", TEN, named="is dropped; the run continues without it"),
+    "a critical sink raises in `write`": sink("raising_sink.py:Sink", critical=True, named="ValueError: boom"),
     "a sink never returns from `open`": sink("faulty_sinks:HangsInOpen", named="HangsInOpen.hang"),
     "a sink never returns from `write`": sink("faulty_sinks:Hangs", named="Hangs.hang"),
     "a sink never returns from `close`": sink("faulty_sinks:HangsInClose", TEN, named="HangsInClose.hang"),

@@ -8,27 +8,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from hooktrainer.events import Status
+from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.console import ConsoleSink
 from hooktrainer.sinks.jsonl import JsonlSink
 from hooktrainer.testing import check_sink
 
 
+@attrs.define
 class Appending:
     """Appends the step and the score to a file."""
 
-    def __init__(self, directory: Path, total_steps: int | None = None) -> None:
-        self.path = directory / "scores.csv"
+    path: Path = attrs.field(default=Path(), init=False)
 
-    def open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+    def open(self, run: RunInfo) -> None:
+        self.path = run.directory / "scores.csv"
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
         with self.path.open("a", newline="") as file:
             csv.writer(file).writerow([step, row.get("critic/score/mean")])
 
-    def close(self) -> None:
+    def close(self, status: Status) -> None:
         pass
 
 
@@ -41,14 +44,16 @@ def jsonl_steps(run: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@attrs.define
 class TruncatesInOpen(Appending):
-    def open(self) -> None:
-        super().open()
+    def open(self, run: RunInfo) -> None:
+        super().open(run)
         self.path.open("w").close()
 
 
+@attrs.define
 class TruncatesInTheFirstWrite(Appending):
-    first = True
+    first: bool = attrs.field(default=True, init=False)
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
         if self.first:
@@ -57,28 +62,29 @@ class TruncatesInTheFirstWrite(Appending):
         super().write(step, row)
 
 
+@attrs.define
 class RemovesTheFile(Appending):
-    def open(self) -> None:
-        super().open()
+    def open(self, run: RunInfo) -> None:
+        super().open(run)
         self.path.unlink(missing_ok=True)
 
 
+@attrs.define
 class Buffers(Appending):
-    def __init__(self, directory: Path, total_steps: int | None = None) -> None:
-        super().__init__(directory, total_steps)
-        self.rows: list[tuple[int, Mapping[str, Any]]] = []
+    rows: list[tuple[int, Mapping[str, Any]]] = attrs.field(factory=list, init=False)
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
         self.rows.append((step, row))
 
-    def close(self) -> None:
+    def close(self, status: Status) -> None:
         for step, row in self.rows:
             super().write(step, row)
         self.rows.clear()
 
 
+@attrs.define
 class OnlyKnownColumns(Appending):
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = attrs.field(default=(), init=False)
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
         self.columns = self.columns or tuple(row)
@@ -86,19 +92,21 @@ class OnlyKnownColumns(Appending):
             raise ValueError(f"unknown column {unknown.pop()}")
 
 
+@attrs.define
 class ClosesOnlyAfterOpen(Appending):
-    def open(self) -> None:
-        super().open()
+    file: Any = attrs.field(init=False)
+
+    def open(self, run: RunInfo) -> None:
+        super().open(run)
         self.file = self.path.open("a")
 
-    def close(self) -> None:
+    def close(self, status: Status) -> None:
         self.file.close()
 
 
+@attrs.define
 class ForgetsEarlierProcesses(Appending):
-    def __init__(self, directory: Path, total_steps: int | None = None) -> None:
-        super().__init__(directory, total_steps)
-        self.seen: list[int] = []
+    seen: list[int] = attrs.field(factory=list, init=False)
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
         self.seen.append(step)
@@ -108,23 +116,35 @@ class ForgetsEarlierProcesses(Appending):
         return [seen for seen in self.seen if seen > step]
 
 
+@attrs.define
 class ReportsWithoutDeleting(Appending):
     def rewind(self, step: int) -> Sequence[int]:
         return sorted({seen for seen in csv_steps(self.path.parent) if seen > step})
 
 
+@attrs.define
 class DeletesTheStepOfTheCheckpoint(ReportsWithoutDeleting):
     def rewind(self, step: int) -> Sequence[int]:
         return super().rewind(step - 1)
 
 
-class WithoutTotalSteps(Appending):
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-
-
-class WithoutClose:
+@attrs.define
+class OpensWithoutTheRun(Appending):
     def open(self) -> None: ...
+
+
+@attrs.define
+class HasAnUndocumentedOption(Appending):
+    separator: str = ","
+
+
+class NoOptions(Appending):
+    pass
+
+
+@attrs.define
+class WithoutClose:
+    def open(self, run: RunInfo) -> None: ...
     def write(self, step: int, row: Mapping[str, Any]) -> None: ...
 
 
@@ -143,7 +163,9 @@ class WithoutClose:
         (ForgetsEarlierProcesses, r"rewind\(2\) returns \[\]; expected \[3, 4\].*an earlier process wrote"),
         (ReportsWithoutDeleting, r"has rows of the steps \[1, 2, 3, 4\]; expected \[1, 2\]"),
         (DeletesTheStepOfTheCheckpoint, r"rewind\(3\) deletes steps \[3\]; rows up to step 3 must be kept"),
-        (WithoutTotalSteps, "total_steps"),
+        (OpensWithoutTheRun, r"open of OpensWithoutTheRun of .* takes \(self\), but a sink has open\(self, run\)"),
+        (HasAnUndocumentedOption, "no docstring under the option separator"),
+        (NoOptions, "is not an attrs class, so it has no options"),
         (WithoutClose, "is not a sink: it has no close"),
     ],
 )

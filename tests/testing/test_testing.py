@@ -24,6 +24,7 @@ from hooktrainer.metrics import Sum
 from hooktrainer.models.character_tokenizer import CharTokenizer
 from hooktrainer.models.saved_decoder import SavedDecoder
 from hooktrainer.plugin import port
+from hooktrainer.sinks.tensorboard import TensorBoardSink
 from hooktrainer.testing import (
     FakeBuffer,
     FakeBus,
@@ -458,6 +459,7 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.Sink: FakeSink(),
         port_types.Stateful: FakeLearner(),
         port_types.SupportsFileCheck: SavedDecoder(path="."),
+        port_types.SupportsInstallCheck: TensorBoardSink(),
         port_types.SupportsLogprobs: FakeLearner(),
         port_types.SupportsSkipping: FakeLearner(),
         port_types.SupportsTrainable: AdapterLearner(),
