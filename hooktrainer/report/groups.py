@@ -75,7 +75,7 @@ def _name(runs: Sequence[RunHistory]) -> str:
     if not others:
         return first
     length = next((n for n in range(len(first), 0, -1) if all(name.startswith(first[:n]) for name in others)), 0)
-    return first[:length].rstrip("-_.0123456789 ") or first
+    return first[:length].rstrip("-_.0123456789 ") or f"{first} and {len(others)} more"
 
 
 def _unique(names: Sequence[str]) -> list[str]:

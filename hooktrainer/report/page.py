@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from hooktrainer.report.charts import Drawing, drawing_of
 from hooktrainer.report.defaults import chosen_settings
-from hooktrainer.report.groups import Group, differences, grouped
+from hooktrainer.report.groups import SCORES, Group, differences, grouped
 from hooktrainer.report.headline import Headline, duration, headline_of, mean_of
 from hooktrainer.report.notes import notes_on
 from hooktrainer.report.samples import shown_samples
@@ -79,14 +79,16 @@ def _hash(text: str) -> str:
 
 def _group(place: int, group: Group) -> dict[str, Any]:
     heads = [headline_of(run) for run in group.runs]
+    metric = next((metric for metric in SCORES if any(head.metric == metric for head in heads)), "")
+    judged = [head for head in heads if head.metric == metric]
     return {
         "name": group.name,
         "colour": place % _COLOURS,
         "seeds": ", ".join(str(seed) for seed in group.seeds if seed is not None),
         "count": len(heads),
-        "metric": next((head.metric for head in heads if head.metric), ""),
-        "last": _spread([head.last for head in heads]),
-        "best": _spread([head.best for head in heads]),
+        "metric": metric,
+        "last": _spread([head.last for head in judged]),
+        "best": _spread([head.best for head in judged]),
     }
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts of the page: each when it comes into view, and again when its width changes.
+// Draws the charts of the page; those of a closed section when they come into view. A chart is drawn again when its width changes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 200, TOP = 8, BOTTOM = 22, RIGHT = 12, COLOURS = 8, DOTS = 60;
@@ -242,7 +242,11 @@ const seen = new IntersectionObserver((entries) => {
 const resized = new ResizeObserver((entries) => {
   for (const { target } of entries) if (drawn.has(target) && target.clientWidth && drawn.get(target).width !== target.clientWidth) draw(target);
 });
-for (const figure of figures) { seen.observe(figure); resized.observe(figure); follow(figure); }
+for (const figure of figures) {
+  if (figure.closest("details")) seen.observe(figure); else draw(figure);
+  resized.observe(figure);
+  follow(figure);
+}
 smoothing.addEventListener("input", () => { for (const figure of drawn.keys()) draw(figure); });
 
 document.getElementById("theme").addEventListener("click", () => {
