@@ -17,7 +17,7 @@ from hooktrainer.errors import RecordError
 from hooktrainer.events import Status
 from hooktrainer.metrics import Row, number
 from hooktrainer.ports import RunInfo
-from hooktrainer.sinks.tracking import flat_config, require_package
+from hooktrainer.sinks.tracker import flat_config, require_package
 
 _ENDS: Final[Mapping[str, str]] = {"failed": "STATUS_FAILURE", "interrupted": "STATUS_UNKNOWN"}
 """How TensorBoard shows the status of a run; `STATUS_SUCCESS` for the others."""

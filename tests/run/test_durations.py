@@ -20,6 +20,13 @@ OPTIONS = {
     "rollout.sync_timeout_s": {"rollout": {"use": "process", "sync_timeout_s": None}},
     "rollout.turn_timeout_s": {"rollout": {"use": "thread", "turn_timeout_s": None}},
     "timeout_s": {"plugins": ["metric_aggregation", "weight_sync", {"use": "watchdog", "timeout_s": None}]},
+    "server_timeout_s": {
+        "plugins": [
+            "metric_aggregation",
+            "weight_sync",
+            {"use": "log_after_collect", "sinks": [{"use": "wandb", "server_timeout_s": None}]},
+        ]
+    },
     "patience_s": {"plugins": ["metric_aggregation", "weight_sync", {"use": "checkpoint", "patience_s": None}]},
 }
 

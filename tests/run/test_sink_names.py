@@ -122,7 +122,7 @@ def test_sink_that_cannot_be_constructed_is_a_fault_with_its_address(sink: objec
 
 
 def test_a_missing_package_is_a_fault_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hooktrainer.sinks.tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("hooktrainer.sinks.tracker.find_spec", lambda name: None)
     composition = composition_of(config_from_mapping(with_sinks("console", {"use": "tensorboard"})))
     with pytest.raises(ConfigError) as caught:
         require_runnable(composition)

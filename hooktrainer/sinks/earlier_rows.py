@@ -1,4 +1,4 @@
-"""What the sinks of experiment trackers share: packages, the flat configuration, and rows of earlier starts."""
+"""The rows of earlier starts of a run, read from `metrics.jsonl` for a tracker that cannot delete rows."""
 
 from __future__ import annotations
 
@@ -6,42 +6,14 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from hooktrainer.errors import ConfigError
 from hooktrainer.metrics import STEP_KEY, Row
 from hooktrainer.sinks.jsonl import FILE
 from hooktrainer.sinks.stored_rows import StoredRow
 
 _LOG: Final = logging.getLogger("hooktrainer")
-
-
-def require_package(module: str, sink: str) -> None:
-    """Raise `ConfigError` with the command that installs the extra named `sink`, unless the module is installed."""
-    found = find_spec(module)
-    if found is None or found.origin is None:  # a folder of this name is no package
-        text = f"the sink {sink} needs {module}, which is not installed: pip install 'hooktrainer[{sink}]'"
-        raise ConfigError(text)
-
-
-def flat_config(config: Mapping[str, object]) -> dict[str, str | int | float | bool]:
-    """Return the configuration with dotted keys. Lists are text, except the plugins, which are keyed by their names."""
-    return dict(_flat(config, ""))
-
-
-def _flat(value: object, address: str) -> Iterator[tuple[str, str | int | float | bool]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flat(item, f"{address}.{key}" if address else str(key))
-    elif address == "plugins" and isinstance(value, list):
-        for item in value:
-            options = {key: option for key, option in item.items() if key not in {"use", "name"}}
-            name = item.get("name") or item["use"]
-            yield from _flat({"use": item["use"], **options}, f"plugins.{name.rpartition(':')[2]}")
-    else:
-        yield address, value if isinstance(value, (str, int, float)) else json.dumps(value)
 
 
 def earlier_rows(directory: Path, step: int, tracker: str) -> Iterator[tuple[int, Row]]:
