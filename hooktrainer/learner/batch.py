@@ -36,7 +36,7 @@ class PaddedBatch:
     versions: Tensor
     """Version that each token was sampled from; -1 where none was, shape (B, T)."""
     scores: Tensor
-    """Scores of answers, shape (B,). They remain on the host, like all data per answer."""
+    """Scores of answers in float64, shape (B,). They remain on the host, like all data per answer."""
     groups: NDArray[np.int64]
     """Index of the group of each answer, shape (B,)."""
     prompt_lengths: NDArray[np.int64]
@@ -69,7 +69,7 @@ class PaddedBatch:
         prompt_width, response_width = int(prompt_lengths.max(initial=1)), masks.mask.shape[1]
         tokens, behaviour, versions = _padded(rows, prompt_width, response_width, pad_id)
         left_pad = prompt_width - prompt_lengths
-        scores = np.array([trajectory.score for _, trajectory in rows], dtype=np.float32)
+        scores = np.array([trajectory.score for _, trajectory in rows], dtype=np.float64)
 
         moved = partial(_moved, device=device)
         return cls(
@@ -79,7 +79,7 @@ class PaddedBatch:
             mask=moved(masks.mask),
             behaviour=moved(behaviour).to(dtype),
             versions=moved(versions),
-            scores=torch.from_numpy(scores).to(dtype),
+            scores=torch.from_numpy(scores),
             groups=np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups]),
             prompt_lengths=prompt_lengths,
             response_lengths=masks.response_lengths,

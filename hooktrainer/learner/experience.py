@@ -134,7 +134,7 @@ class ExperienceMaker:
             values=values,
             advantages=advantages[:, None].expand(batch.mask.shape) if advantages.dim() == 1 else advantages,
             returns=returns,
-            rewards=None if rewards is batch.scores else rewards.to(batch.mask.device),
+            rewards=None if rewards is batch.scores else rewards.to(batch.behaviour.device, batch.behaviour.dtype),
             divergence=divergence,
         )
 
@@ -144,15 +144,19 @@ class ExperienceMaker:
         """Return rewards (B,), advantages (B,) or (B, T), and the returns (B, T) for a critic."""
         rewards, of_tokens, inputs = self._rewards(batch), None, self._estimate.inputs
         # An estimator that reads whole answers only runs on the host, where they are: no wait for the device.
-        device = batch.mask.device if divergence is not None or inputs - _OF_ANSWERS else batch.scores.device
+        # It runs in float64, in which differences of large scores are not lost.
+        of_answers = divergence is None and not inputs - _OF_ANSWERS
+        device, dtype = batch.behaviour.device, batch.behaviour.dtype
+        if of_answers:
+            device, dtype = rewards.device, rewards.dtype
         if "token_rewards" in inputs or divergence is not None:
-            of_tokens = token_rewards(rewards.to(device), batch.mask, divergence, kl_coeff=kl_coeff)
+            of_tokens = token_rewards(rewards.to(device, dtype), batch.mask, divergence, kl_coeff=kl_coeff)
         if divergence is not None:  # an answer without a token keeps its score
-            rewards = rewards.to(device) - kl_coeff * divergence.sum(dim=1)
+            rewards = rewards.to(device, dtype) - kl_coeff * divergence.sum(dim=1)
         self._require_finite(rewards)
         result = self._estimate(
             {
-                "rewards": rewards.to(device),
+                "rewards": rewards.to(device, dtype),
                 "groups": torch.from_numpy(batch.groups).to(device),
                 "lengths": torch.from_numpy(batch.lengths).to(device),
                 "mask": batch.mask,
@@ -165,7 +169,7 @@ class ExperienceMaker:
         if values is not None and returns is None:
             fault = f"'{self._algorithm.adv_estimator}' returns no targets for the critic; choose gae, or use: none"
             raise ConfigError([Fault("critic.use", fault)])
-        return rewards, advantages.to(batch.mask.device), returns
+        return rewards, advantages.to(batch.behaviour.device, batch.behaviour.dtype), returns
 
     def _require_finite(self, rewards: Tensor) -> None:
         """Raise on every rank if a reward is not finite on any of them, so that no rank waits for another."""

@@ -13,6 +13,8 @@ from hooktrainer.errors import ConfigError, Fault, did_you_mean
 from hooktrainer.models.weight_files import check_weights
 
 _CONFIG: Final = "config.json"
+GENERATION: Final = "generation_config.json"
+"""Settings of a model with further end tokens; not every model has the file."""
 _WEIGHTS: Final = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -36,7 +38,7 @@ def library_faults() -> Sequence[Fault]:
 def folder_faults(path: str, *, trust_remote_code: bool) -> Sequence[Fault]:
     """Return a fault if `path` is no folder or cached model of the hub that has all files of a model."""
     try:
-        _check_folder(_found(path), path, trust_remote_code=trust_remote_code)
+        _check_folder(model_folder(path), path, trust_remote_code=trust_remote_code)
     except ConfigError as error:
         error.place("model.path")
         return error.faults
@@ -63,8 +65,8 @@ def read_template(path: str) -> str:
         raise ConfigError([Fault("model.chat_template", text)]) from None
 
 
-def _found(path: str) -> Path:
-    """Return the folder of a model. Raises `ConfigError` if there is none."""
+def model_folder(path: str) -> Path:
+    """Return the folder of a model, or of one in the cache of the hub. Raises `ConfigError` if there is none."""
     folder = Path(path)
     if folder.is_dir():
         return folder
@@ -107,6 +109,8 @@ def _check_folder(folder: Path, path: str, *, trust_remote_code: bool) -> None:
         )
         raise ConfigError(f"the folder {path!r} has no {_CONFIG}.{hint}")
     config = _mapping(folder / _CONFIG)
+    if (folder / GENERATION).exists():
+        _mapping(folder / GENERATION)
     if "format" in config and "model_type" not in config:
         remedy = f"write `model: {{use: saved_decoder, path: {path}}}`"
         raise ConfigError(f"{path!r} is a decoder that hooktrainer saved: {remedy}")

@@ -46,10 +46,9 @@ class HuggingFaceOptions:
     path: str = attrs.field(converter=_expanded, validator=min_len(1), metadata={FILE: True})
     """Folder of the model, or its name in the cache of the hub. Nothing is downloaded. A folder is relative to the YAML
     file if it is there, or else to the working directory."""
-    dtype: Literal["float32", "bfloat16", "float16"] = attrs.field(
-        default="float32", validator=in_(("float32", "bfloat16", "float16"))
-    )
-    """Precision of matrix products, by autocast. Weights are float32, so that small updates are not lost."""
+    dtype: Literal["float32", "bfloat16"] = attrs.field(default="float32", validator=in_(("float32", "bfloat16")))
+    """Precision of matrix products, by autocast. Weights are float32, so that small updates are not lost. Gradients of
+    large batches would underflow in float16."""
     attention: Literal["auto", "sdpa", "eager"] = attrs.field(default="auto", validator=in_(("auto", "sdpa", "eager")))
     """Implementation of attention; `auto` is the choice of transformers."""
     gradient_checkpointing: bool = attrs.field(default=False, validator=instance_of(bool))

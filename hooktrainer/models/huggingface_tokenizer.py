@@ -10,11 +10,13 @@ from typing import Any, Final
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hooktrainer.errors import ConfigError, line_of
+from hooktrainer.errors import ConfigError, line_of, shortened
 from hooktrainer.ports import Messages, Observation, Tokens
 
 _TURN: Final = "<the turn of the policy>"
 """Content of a turn whose place in the text of a chat template is searched for."""
+_LONGEST: Final = 100
+"""Characters of a message in an error."""
 
 
 class HuggingFaceTokenizer:
@@ -28,6 +30,9 @@ class HuggingFaceTokenizer:
         if not ends:
             raise ConfigError("the tokenizer has no end token, so that no answer can end; set its `eos_token`")
         self._tokenizer = tokenizer
+        if not all(0 <= end < self.vocab_size for end in ends):
+            found = f"the model ends answers with the tokens {sorted(ends)}, and its tokenizer has {self.vocab_size}"
+            raise ConfigError(f"{found}. Correct `eos_token_id` in config.json or generation_config.json")
         self._chat = chat
         self._special = frozenset(tokenizer.all_special_ids) | ends
         self.eos_ids: Final = ends
@@ -48,8 +53,7 @@ class HuggingFaceTokenizer:
     def encode(self, prompt: str | Messages) -> Tokens:
         """Return the tokens of a prompt. Raises `ConfigError` for messages if there is no chat template."""
         if self._chat:
-            messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self._applied(_messages(prompt), "messages of a prompt")
             ids = self._tokenizer.encode(text, add_special_tokens=False)  # the template writes special tokens
         elif isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt)
@@ -66,15 +70,9 @@ class HuggingFaceTokenizer:
         Without a template, it is the text.
         """
         if self._chat:
-            messages: Any = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
             before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
-            try:
-                text = self._tokenizer.apply_chat_template(
-                    [*before, *messages], add_generation_prompt=True, tokenize=False
-                )
-            except Exception as error:
-                raise ConfigError(f"the chat template cannot write an observation: {line_of(error)}") from error
-            _, found, after = str(text).rpartition(_TURN)
+            text = self._applied([*before, *_messages(observation)], "an observation")
+            _, found, after = text.partition(_TURN)
             if not found:
                 raise ConfigError("the chat template leaves out earlier turns, so that no observation can follow them")
         elif isinstance(observation, str):
@@ -85,11 +83,30 @@ class HuggingFaceTokenizer:
         # The turn ended with an end token, which the template writes too.
         return np.array(ids[1:] if self._chat and ids and ids[0] in self.eos_ids else ids, dtype=np.int64)
 
+    def _applied(self, messages: Any, what: str) -> str:
+        """Return the text of messages. Raises `ConfigError` if the template refuses them."""
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except Exception as error:
+            raise ConfigError(f"the chat template cannot write {what}: {line_of(error)}") from error
+
     def decode(self, tokens: Tokens) -> str:
         """Return the text up to the first end token, without special tokens."""
         text = self._tokenizer.decode(_until(tokens.tolist(), self.eos_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         return text
+
+
+def _messages(found: str | Messages) -> Messages:
+    """Return a text as the message of a user. Raises `ConfigError` for a message without a role or a text."""
+    if isinstance(found, str):
+        return [{"role": "user", "content": found}]
+    for message in found:
+        if not isinstance(message.get("role"), str):
+            raise ConfigError(f"the message {shortened(repr(message), _LONGEST)} has no role")
+        if isinstance(message.get("content"), list):
+            raise ConfigError(f"the content of the message {shortened(repr(message), _LONGEST)} is not a text")
+    return list(found)
 
 
 def _until(ids: list[int], ends: Collection[int]) -> list[int]:

@@ -165,6 +165,21 @@ def test_sorting_by_length_saves_padding() -> None:
 WAYS = {"tokens": {"size": None, "tokens": 36}, "size": {"size": 4, "tokens": None}}
 
 
+@pytest.mark.parametrize(
+    "change", [lambda score: score + 2.0**40, lambda score: score * 2.0**100], ids=["offset", "scale"]
+)
+def test_offset_and_scale_of_scores_do_not_change_normalized_advantages(change: Callable[[float], float]) -> None:
+    def answers(change: Callable[[float], float]) -> list[Group]:
+        return [group([2, 3], *(trajectory([token, 1], change(token - 3.0)) for token in (3, 4, 5)))]
+
+    expected, metrics = trained(answers(float))
+    found, same = trained(answers(change))
+    assert metrics["actor/grad_norm"] > 0.01
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+    assert same["critic/advantages/max"] == pytest.approx(metrics["critic/advantages/max"], rel=1e-4)
+
+
 class TestWithoutTokens:
     @pytest.mark.parametrize("kind", ["grpo", "in reward", "gspo"])
     def test_answers_without_tokens_do_not_change_the_policy(self, kind: str) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers.huggingface_models import POSITIONS, language_model, save_model, tokenizer
 from hooktrainer.cli import main
+from hooktrainer.errors import ConfigError
 from hooktrainer.models.huggingface_options import HuggingFaceOptions
 
 RUN = """
@@ -70,7 +72,7 @@ def test_adapters_and_recomputed_layers_are_trained(architecture: str) -> None:
 
 FAULTS = {
     "no folder": ("model.path=absent", "  model.path (override model.path=absent): 'absent' is neither a folder nor"),
-    "no model": ("model.path=empty", "  model.path (override model.path=empty): the folder 'empty' has no"),
+    "no model": ("model.path=empty", "  model.path (override model.path=empty): the folder '"),
     "path": ("model.path=7", "model.path"),
     "dtype": ("model.dtype=float8", "model.dtype"),
     "template": (
@@ -106,7 +108,7 @@ def test_a_tokenizer_of_another_model_is_refused_with_both_numbers(
     language_model(vocab_size=size).save_pretrained("model")
     tokenizer().save_pretrained("model")
     assert main(["fit", "run.yaml"]) == 2
-    found = f"model.path: the model 'model' has {size} tokens, and its tokenizer {len(tokenizer())}"
+    found = f"model.path: the model '{Path.cwd() / 'model'}' has {size} tokens, and its tokenizer {len(tokenizer())}"
     assert found in capsys.readouterr().err
     assert not Path("runs").exists()
 
@@ -126,13 +128,109 @@ def test_weights_in_half_precision_are_loaded_as_float32() -> None:
     assert {parameter.dtype for parameter in built.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "cohere"])
-def test_rounding_in_half_precision_is_no_reason_to_refuse_a_model(dtype: str, architecture: str) -> None:
+def test_rounding_in_half_precision_is_no_reason_to_refuse_a_model(architecture: str) -> None:
     save_model(Path("model"), architecture)
     words = tokenizer()
-    options = HuggingFaceOptions(path="model", dtype=dtype, gradient_checkpointing=True)  # type: ignore[arg-type]
+    options = HuggingFaceOptions(path="model", dtype="bfloat16", gradient_checkpointing=True)
 
     built = options.build(vocab_size=len(words), max_length=20, seed=0)
 
-    assert built(torch.tensor([[3, 4, 5]])).dtype == getattr(torch, dtype)
+    assert built(torch.tensor([[3, 4, 5]])).dtype == torch.bfloat16
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    """Return a function that removes weights whose names contain one of these words."""
+
+    def change(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        kept = {name: weight for name, weight in weights.items() if not any(word in name for word in names)}
+        save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+    return change
+
+
+def prefixed(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({f"other.{name}": each for name, each in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def not_a_number(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def configured(name: str, **options: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / name
+        content = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(content | options))
+
+    return change
+
+
+def cut_off(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1,')
+
+
+OTHER_FILES = {
+    "a layer is missing": (without("layers.1.mlp"), "lack 3 weights of the model, such as 'model.layers.1.mlp"),
+    "no head": (without("lm_head"), "lack 1 weights of the model, such as 'lm_head.weight', which would be random"),
+    "other names": (prefixed, "weights of the model, such as "),
+    "more layers": (configured("config.json", num_hidden_layers=9), "weights of the model, such as "),
+    "another width": (configured("config.json", intermediate_size=12), "weights of the model, such as "),
+    "NaN": (not_a_number, "the weight 'model.norm.weight' of "),
+    "end tokens cut off": (cut_off, "generation_config.json cannot be read: "),
+    "end tokens": (configured("generation_config.json", eos_token_id=[1, 99999]), "ends answers with the tokens [1, "),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_FILES)
+def test_files_of_another_model_are_refused(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    change, message = OTHER_FILES[kind]
+    change(save_model(Path("model")))
+    assert main(["fit", "run.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert message in err, err
+    assert "Traceback" not in err
+    assert not Path("runs").exists()
+
+
+def test_weights_that_the_model_does_not_use_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    configured("config.json", num_hidden_layers=1)(save_model(Path("model")))
+    for _ in range(2):
+        HuggingFaceOptions(path="model").build(vocab_size=len(tokenizer()), max_length=20, seed=0)
+    (warning,) = [record.message for record in caplog.records if record.name == "hooktrainer"]
+    assert "weights that the model does not use, such as 'model.layers.1." in warning
+
+
+TEMPLATES = {
+    "syntax": (
+        "{% for %}",
+        "model.chat_template (override model.chat_template=chat.jinja): the chat template cannot write",
+    ),
+    "refuses texts of users": ("{{ raise_exception('no users') }}", "no users"),
+}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_chat_template_that_cannot_be_applied_is_refused(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model(Path("model"), chat=True)
+    template, message = TEMPLATES[kind]
+    Path("chat.jinja").write_text(template)
+    assert main(["fit", "run.yaml", "model.chat_template=chat.jinja"]) == 2
+    err = capsys.readouterr().err
+    assert message in err, err
+    assert "Traceback" not in err
+
+
+def test_messages_that_a_template_cannot_write_are_refused() -> None:
+    made = HuggingFaceOptions(path=str(save_model(Path("model"), chat=True))).tokenizer(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has no role"):
+        made.encode_observation([{"content": "7"}])  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="is not a text"):
+        made.encode([{"role": "user", "content": [{"type": "text", "text": "7"}]}])
+    plain = made.encode_observation("7")  # type: ignore[attr-defined]
+    marked = made.encode_observation("<the turn of the policy>7")  # type: ignore[attr-defined]
+    assert len(marked) > len(plain)
