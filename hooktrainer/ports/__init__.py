@@ -32,7 +32,15 @@ from hooktrainer.ports.replay import STRATEGIES, GroupSource, ReplayBuffer, Stra
 from hooktrainer.ports.rollout import HasModule, RolloutEngine
 from hooktrainer.ports.run import Clock, Result, RunState, Snapshot, Stateful
 from hooktrainer.ports.samples import LatestSamples, SampleLog
-from hooktrainer.ports.sinks import RewindableSink, RunInfo, Sink, SupportsInstallCheck, is_critical, step_key_fault
+from hooktrainer.ports.sinks import (
+    IterationSink,
+    RewindableSink,
+    RunInfo,
+    Sink,
+    SupportsInstallCheck,
+    is_critical,
+    step_key_fault,
+)
 from hooktrainer.ports.tasks import Answer, CharacterTask, HasFingerprint, HasSources, PromptSource, Score, Task
 from hooktrainer.ports.validation import validation_metrics
 from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
@@ -58,6 +66,7 @@ __all__ = [
     "HasFingerprint",
     "HasModule",
     "HasSources",
+    "IterationSink",
     "KLControl",
     "LatestSamples",
     "Learner",

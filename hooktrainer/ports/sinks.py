@@ -72,6 +72,21 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class IterationSink(Sink, Protocol):
+    """A sink that can also write the metrics of each local update, on an axis of their own."""
+
+    per_iteration: bool
+    """Whether it writes them."""
+
+    def write_iteration(self, iteration: int, row: Row) -> None:
+        """Write the metrics of one update of a complete step, before the row of that step.
+
+        `iteration` counts the updates from 1: that of iteration j, from 0, of step k is (k - 1) x P + j + 1.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsInstallCheck(Protocol):
     """A sink that needs a package, so that a missing one is found by `hooktrainer plan`."""
 

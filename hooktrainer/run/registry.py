@@ -57,11 +57,12 @@ def _check_sink(found: type, where: str) -> None:
     if fault := step_key_fault(found):
         raise ConfigError(fault)
     _check_options(found, where)
-    for name, parameters in {**_SINK_METHODS, "rewind": ("step",)}.items():
+    for name, parameters in {**_SINK_METHODS, **_OPTIONAL}.items():
         if callable(method := getattr(found, name, None)):
             check_method(method, f"{found.__name__} of {where}", "sink", name, *parameters)
 
 
+_OPTIONAL: Final = {"rewind": ("step",), "write_iteration": ("iteration", "row")}
 _SINK_METHODS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"open": ("run",), "write": ("step", "row"), "close": ("status",)}
 )

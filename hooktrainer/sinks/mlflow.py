@@ -16,7 +16,7 @@ import attrs
 from hooktrainer.events import Status
 from hooktrainer.metrics import Row, number
 from hooktrainer.ports import RunInfo
-from hooktrainer.sinks.tracker import TrackerSink, flat_config, require_package
+from hooktrainer.sinks.tracker import ITERATION, TrackerSink, flat_config, require_package
 
 _ENDS: Final[Mapping[str, str]] = {"failed": "FAILED", "interrupted": "KILLED"}
 """MLflow's word for a status; `FINISHED` for the others."""
@@ -71,10 +71,17 @@ class MlflowSink(TrackerSink):
 
     def add(self, step: int, row: Row) -> None:
         """Add a row in one request."""
+        self._add(step, row, "")
+
+    def add_iteration(self, iteration: int, row: Row) -> None:
+        """Add the metrics of a local update in one request."""
+        self._add(iteration, row, ITERATION)
+
+    def _add(self, step: int, row: Row, prefix: str) -> None:
         from mlflow.entities import Metric
 
         now = round(time.time() * 1000)
-        values = {key: number(value, key) for key, value in row.items() if not isinstance(value, Mapping)}
+        values = {f"{prefix}{key}": number(value, key) for key, value in row.items() if not isinstance(value, Mapping)}
         self._client.log_batch(self._id, metrics=[Metric(_name(k), v, now, step) for k, v in values.items()])
 
     def end(self, status: Status) -> None:

@@ -19,6 +19,8 @@ from hooktrainer.metrics import Row, number
 from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.tracker import flat_config, require_package
 
+_ROWS, _UPDATES = "", "iterations"
+"""Folders below the directory of the sink."""
 _ENDS: Final[Mapping[str, str]] = {"failed": "STATUS_FAILURE", "interrupted": "STATUS_UNKNOWN"}
 """How TensorBoard shows the status of a run; `STATUS_SUCCESS` for the others."""
 
@@ -32,8 +34,10 @@ class TensorBoardSink:
 
     critical: bool = False
     """Whether an error ends the run. If not, the sink is dropped with a warning."""
+    per_iteration: bool = False
+    """Whether the metrics of each local update are written too, to the folder `iterations`, over their number."""
     _run: RunInfo | None = attrs.field(default=None, init=False, repr=False)
-    _events: _EventFile | None = attrs.field(default=None, init=False, repr=False)
+    _files: dict[str, _EventFile] = attrs.field(factory=dict, init=False, repr=False)
 
     def check_installed(self) -> None:
         """Raise `ConfigError` unless the package tensorboard is installed."""
@@ -51,29 +55,37 @@ class TensorBoardSink:
 
     def write(self, step: int, row: Row) -> None:
         """Append a row and sync it to disk."""
-        self._file(step).write(step, row)
+        self._file(_ROWS, step).write(step, row)
+
+    def write_iteration(self, iteration: int, row: Row) -> None:
+        """Append the metrics of a local update."""
+        self._file(_UPDATES, iteration).write(iteration, row)
 
     def rewind(self, step: int) -> Sequence[int]:
         """Hide all rows after `step`, and return their steps."""
         if self._run is None:
             return ()
         later = sorted(found for found in _steps(self._directory(self._run)) if found > step)
-        self._file(step + 1)
+        self._file(_ROWS, step + 1)
+        if self.per_iteration:
+            self._file(_UPDATES, step * self._run.iterations_per_step + 1)
         return later
 
     def close(self, status: Status) -> None:
         """Write how the run ended."""
-        events, self._events = self._events, None
-        if events is not None:
-            events.end(_ENDS.get(status, "STATUS_SUCCESS"))
+        written, self._files = self._files, {}
+        if _ROWS in written:
+            written[_ROWS].end(_ENDS.get(status, "STATUS_SUCCESS"))
 
-    def _file(self, first_step: int) -> _EventFile:
-        """Return the event file of this start; the first call creates it, and hides earlier events from its step on."""
+    def _file(self, folder: str, first: int) -> _EventFile:
+        """Return an event file of this start. The first call creates it, and hides earlier events from `first` on."""
         if self._run is None:
             raise RecordError("the sink tensorboard is not open")
-        if self._events is None:
-            self._events = _EventFile.new(self._directory(self._run), self._run, first_step)
-        return self._events
+        if folder not in self._files:
+            self._files[folder] = _EventFile.new(self._directory(self._run) / folder, self._run, first)
+            if folder == _ROWS:
+                self._files[folder].begin(self._run)
+        return self._files[folder]
 
     @staticmethod
     def _directory(run: RunInfo) -> Path:
@@ -92,16 +104,21 @@ class _EventFile:
     def new(cls, directory: Path, run: RunInfo, first_step: int) -> _EventFile:
         """Create a file that is read after those of earlier starts."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
+        directory.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{run.start:06}.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         events = cls(directory / name, run.resumed_step)
         events._add(0, file_version="brain.Event:2")
         events._add(first_step, session_log=SessionLog(status=SessionLog.START))
-        if run.config:
-            events._add(events._start, summary=hparams_pb(flat_config(run.config), trial_id=run.id))
         files.sync(directory)
         return events
+
+    def begin(self, run: RunInfo) -> None:
+        """Append the configuration as hyperparameters."""
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        if run.config:
+            self._add(self._start, summary=hparams_pb(flat_config(run.config), trial_id=run.id))
 
     def write(self, step: int, row: Row) -> None:
         """Append the values of a step as one event."""

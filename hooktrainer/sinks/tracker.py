@@ -6,6 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from typing import Final
 
 import attrs
 
@@ -14,6 +15,9 @@ from hooktrainer.events import Status
 from hooktrainer.metrics import Row
 from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.earlier_rows import earlier_rows
+
+ITERATION: Final = "iteration/"
+"""Prefix of the metrics of local updates."""
 
 
 @attrs.define(kw_only=True)
@@ -25,6 +29,10 @@ class TrackerSink:
 
     critical: bool = False
     """Whether an error ends the run. If not, the sink is dropped with a warning."""
+    per_iteration: bool = False
+    """Whether the metrics of each local update are written too, as `iteration/…` over their number.
+
+    After a resume, those before the checkpoint are in the run of the earlier start."""
     _run: RunInfo | None = attrs.field(default=None, init=False, repr=False)
     _begun: bool = attrs.field(default=False, init=False, repr=False)
 
@@ -39,6 +47,10 @@ class TrackerSink:
     @abstractmethod
     def add(self, step: int, row: Row) -> None:
         """Add a row to the run."""
+
+    @abstractmethod
+    def add_iteration(self, iteration: int, row: Row) -> None:
+        """Add the metrics of a local update to the run, with the prefix `ITERATION`."""
 
     @abstractmethod
     def end(self, status: Status) -> None:
@@ -56,6 +68,11 @@ class TrackerSink:
         """Write a row."""
         self._begin()
         self.add(step, row)
+
+    def write_iteration(self, iteration: int, row: Row) -> None:
+        """Write the metrics of a local update."""
+        self._begin()
+        self.add_iteration(iteration, row)
 
     def rewind(self, step: int) -> Sequence[int]:
         """Begin a run with copies of the rows up to `step`. Return no steps, since the new run has no later ones."""

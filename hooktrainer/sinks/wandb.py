@@ -15,10 +15,12 @@ from hooktrainer._util.durations import is_duration
 from hooktrainer.events import Status
 from hooktrainer.metrics import STEP_KEY, Row, number
 from hooktrainer.ports import RunInfo
-from hooktrainer.sinks.tracker import TrackerSink, require_package
+from hooktrainer.sinks.tracker import ITERATION, TrackerSink, require_package
 
 _LOG: Final = logging.getLogger("hooktrainer")
 _SUCCEEDED: Final = ("completed", "already_done", "stopped")
+_NUMBER: Final = f"{ITERATION}number"
+"""Metric with the number of a local update."""
 _FINISH_S: Final = 60.0
 """Seconds that the end of a run waits for its upload; `wandb sync` can upload the rest."""
 
@@ -39,6 +41,8 @@ class WandbSink(TrackerSink):
     """Whether rows are only written to files, or also sent to the server."""
     server_timeout_s: float = attrs.field(default=20.0, validator=is_duration)
     """Seconds to wait for the server at the start."""
+    _axes: set[str] = attrs.field(factory=set, init=False, repr=False)
+    """Metrics whose horizontal axis is defined."""
     _tracked: Any = attrs.field(default=None, init=False, repr=False)
 
     def check_installed(self) -> None:
@@ -59,13 +63,23 @@ class WandbSink(TrackerSink):
             text = "Weights & Biases cannot be reached (%s); the run is offline. Upload it later with `wandb sync %s`"
             _LOG.warning(text, str(error).partition("\n")[0], run.directory / "wandb")
             self._tracked = self._init("offline", run, f"{name}-offline", group)  # the first id is in use
-        self._tracked.define_metric("*", step_metric=STEP_KEY)
+        self._axes.clear()
 
     def add(self, step: int, row: Row) -> None:
         """Add a row; its histograms have one bin for each value."""
-        self._tracked.log(
-            {k: _histogram(v, k) if isinstance(v, Mapping) else number(v, k) for k, v in row.items()}, step=step
-        )
+        # With updates, a step of wandb is no step of the run.
+        self._log(_values(row), STEP_KEY, step=None if self.per_iteration else step)
+
+    def add_iteration(self, iteration: int, row: Row) -> None:
+        """Add the metrics of a local update, over the metric `iteration/number`."""
+        self._log({f"{ITERATION}{key}": value for key, value in _values(row).items()} | {_NUMBER: iteration}, _NUMBER)
+
+    def _log(self, values: Mapping[str, Any], axis: str, step: int | None = None) -> None:
+        """Log values. Each metric is defined by its name at its first value, because patterns would overlap."""
+        for key in values.keys() - self._axes - {axis}:
+            self._tracked.define_metric(key, step_metric=axis)
+        self._axes.update(values)
+        self._tracked.log(dict(values), step=step)
 
     def end(self, status: Status) -> None:
         """Finish the run."""
@@ -93,6 +107,10 @@ class WandbSink(TrackerSink):
                 finish_timeout=_FINISH_S,
             ),
         )
+
+
+def _values(row: Row) -> dict[str, Any]:
+    return {k: _histogram(v, k) if isinstance(v, Mapping) else number(v, k) for k, v in row.items()}
 
 
 def _histogram(counts: Mapping[float, float], key: str) -> Any:

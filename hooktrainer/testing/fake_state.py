@@ -22,6 +22,7 @@ class FakeRunState:
     step: int = 0
     total_steps: int | None = None
     seed: int = 0
+    iterations_per_step: int = 1
     state: dict[str, Any] = attrs.field(factory=dict)
     generators: dict[str, Any] = attrs.field(factory=dict)
     """A stand-in for the state of the global random generators."""
@@ -36,7 +37,12 @@ class FakeRunState:
     @property
     def info(self) -> RunInfo:
         """Return the directory, the steps and defaults."""
-        return RunInfo(directory=self.directory, resumed_step=self.step, total_steps=self.total_steps)
+        return RunInfo(
+            directory=self.directory,
+            resumed_step=self.step,
+            total_steps=self.total_steps,
+            iterations_per_step=self.iterations_per_step,
+        )
 
     def record_dropped_sink(self, name: str) -> None:
         """Record the name in `dropped_sinks`."""

@@ -10,10 +10,10 @@ import attrs
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import ConfigError, Fault, first_error, line_of
-from hooktrainer.events import FitEnd, FitStart, StepEnd
-from hooktrainer.metrics import Row, with_step
+from hooktrainer.events import FitEnd, FitStart, IterationEnd, StepEnd
+from hooktrainer.metrics import Row, RuleTable, with_step
 from hooktrainer.plugin import port
-from hooktrainer.ports import RewindableSink, RunState, Sink, is_critical, step_key_fault
+from hooktrainer.ports import IterationSink, RewindableSink, RunState, Sink, is_critical, step_key_fault
 
 _LOG: Final = logging.getLogger("hooktrainer")
 
@@ -33,6 +33,8 @@ class LogAfterCollect(Plugin):
 
     _active: tuple[Sink, ...] = attrs.field(default=(), init=False, repr=False)  # without those that were dropped
     _written: dict[int, int] = attrs.field(factory=dict, init=False, repr=False)  # last step by id of the sink
+    _updates: list[tuple[int, Row]] = attrs.field(factory=list, init=False, repr=False)  # of the open step, by number
+    _written_updates: dict[int, int] = attrs.field(factory=dict, init=False, repr=False)  # last one by id of the sink
     _append_only: tuple[Sink, ...] = attrs.field(default=(), init=False, repr=False)  # sinks that cannot delete rows
 
     @on(FitStart, priority=Priority.PREPARE + 50, needs=["run.restored?"])
@@ -45,6 +47,17 @@ class LogAfterCollect(Plugin):
         self._append_only = tuple(sink for sink in self._active if not isinstance(sink, RewindableSink))
         if self.run.resume != "off":
             self._rewind(self.run.step)
+
+    @on(IterationEnd, priority=Priority.REPORT, needs=["iteration.metrics"])
+    def keep(self, event: IterationEnd) -> None:
+        """Keep the metrics of an update until its step is complete, for the sinks that write each update."""
+        if event.iteration == 0:
+            self._updates.clear()
+        if any(isinstance(sink, IterationSink) and sink.per_iteration for sink in self._active):
+            number = (event.step - 1) * self.run.info.iterations_per_step + event.iteration + 1
+            metrics = RuleTable().to_metrics(event.metrics, event.samples)
+            values = {key: metric.value for key, metric in metrics.items() if metric.value is not None}
+            self._updates.append((number, with_step(values, event.step)))
 
     @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
     def write(self, event: StepEnd) -> None:
@@ -97,6 +110,7 @@ class LogAfterCollect(Plugin):
 
         def write(sink: Sink) -> None:
             if self._written.get(id(sink), -1) < step:
+                self._write_updates(sink)
                 sink.write(step, row)
                 self._written[id(sink)] = step
 
@@ -105,6 +119,15 @@ class LogAfterCollect(Plugin):
             if self._append_only and step > self.run.logged_step:
                 self.run.record_logged_step(step)  # the only record of how far such a sink is
             self._for_each(write)
+
+    def _write_updates(self, sink: Sink) -> None:
+        """Write the updates of the step that the sink does not have yet."""
+        if not (isinstance(sink, IterationSink) and sink.per_iteration):
+            return
+        for number, row in self._updates:
+            if self._written_updates.get(id(sink), -1) < number:
+                sink.write_iteration(number, row)
+                self._written_updates[id(sink)] = number
 
     def _for_each(self, action: Callable[[Sink], None], *, quiet: Sequence[Sink] = ()) -> None:
         """Call `action` with every active sink. Drop those that fail, or raise the first error after all calls.

@@ -650,6 +650,7 @@ def test_describe_prints_the_plan_of_the_quickstart() -> None:
         "iteration_end   (the loop makes iteration.metrics)",
         "  200 COLLECT  metric_aggregation.collect         needs iteration.metrics · adds metrics.row",
         "  200 COLLECT  staleness.collect                  needs iteration.metrics · adds metrics.row",
+        "  600 REPORT   log_after_collect.keep             needs iteration.metrics",
         "step_end",
         "  200 COLLECT  staleness.collect_leftovers        adds metrics.row",
         "  300 SYNC     weight_sync.sync                   adds metrics.row · makes weights.published · emits weights_synced",  # noqa: E501

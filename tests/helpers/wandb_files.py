@@ -25,6 +25,8 @@ class OfflineRun:
     group: str = ""
     config: dict[str, Any] = attrs.field(factory=dict)
     rows: list[dict[str, Any]] = attrs.field(factory=list)
+    axes: dict[str, str] = attrs.field(factory=dict)
+    """The metric on the horizontal axis, by metric."""
     exit_code: int | None = None
 
 
@@ -44,6 +46,8 @@ def _read(path: Path) -> OfflineRun:
         elif record.HasField("history"):
             items = record.history.item
             run.rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+        elif record.HasField("metric"):
+            run.axes[record.metric.name] = record.metric.step_metric
         elif record.HasField("exit"):
             run.exit_code = record.exit.exit_code
     return run

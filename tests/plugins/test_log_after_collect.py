@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -12,7 +13,7 @@ import pytest
 from helpers.config_yaml import BASE
 from hooktrainer import build_trainer, load_config
 from hooktrainer.errors import ConfigError, MissingMetricError
-from hooktrainer.events import FitEnd, FitStart, Status, StepEnd
+from hooktrainer.events import FitEnd, FitStart, IterationEnd, Status, StepEnd
 from hooktrainer.metrics import STEP_KEY
 from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.jsonl import JsonlSink
@@ -184,6 +185,39 @@ def test_a_sink_that_cannot_be_opened_is_dropped_unless_its_configuration_is_wro
     assert (run.dropped_sinks, [step for step, _ in sink.rows]) == (["Unreachable"], [4])
     with pytest.raises(ConfigError, match="it is not installed"):
         started(Uninstalled())
+
+
+@attrs.define
+class EveryUpdate(FakeSink):
+    """A sink that writes every update."""
+
+    per_iteration: bool = True
+    updates: list[tuple[int, dict[str, object], int]] = attrs.field(factory=list)
+
+    def write_iteration(self, iteration: int, row: Mapping[str, object]) -> None:
+        self.updates.append((iteration, dict(row), len(self.rows)))
+
+
+def test_updates_are_written_with_their_number_once_their_step_is_complete() -> None:
+    bus = started(
+        sink := EveryUpdate(), off := EveryUpdate(per_iteration=False), run=FakeRunState(iterations_per_step=2)
+    )
+
+    for step in (1, 2):
+        for iteration in (0, 1):
+            metrics = {"loss": step + 0.5 * iteration, "lengths": [1.0, 3.0], "empty": []}
+            bus.fire(IterationEnd, step=step, iteration=iteration, metrics=metrics)
+        assert len(sink.updates) == 2 * (step - 1)
+        bus.fire(StepEnd, step=step, row={"loss": 9.0})
+    bus.fire(IterationEnd, step=3, iteration=0, metrics={"loss": 7.0})
+    bus.fire(FitEnd, step=2, status="interrupted")
+
+    assert sink.updates == [
+        (2 * step + iteration - 1, {"loss": step + 0.5 * iteration, "lengths": 2.0, STEP_KEY: step}, step - 1)
+        for step in (1, 2)
+        for iteration in (0, 1)
+    ]
+    assert off.updates == []
 
 
 def test_sinks_are_told_the_run_and_how_it_ended(tmp_path: Path) -> None:

@@ -74,6 +74,17 @@ def test_values_configuration_and_end_are_read_back(tmp_path: Path) -> None:
     assert (first, second[0], math.isnan(second[1])) == ((1, 0.5), 2, True)
 
 
+def test_local_updates_have_an_axis_of_their_own(tmp_path: Path) -> None:
+    sink = MlflowSink(per_iteration=True)
+    sink.open(RunInfo(directory=tmp_path))
+    for update in (1, 2):
+        sink.write_iteration(update, {"loss": float(update)})
+    sink.write(1, {"loss": 0.5})
+
+    assert history(tmp_path, "iteration/loss") == [(1, 1.0), (2, 2.0)]
+    assert history(tmp_path, "loss") == [(1, 0.5)]
+
+
 def test_a_server_that_is_down_is_dropped_at_the_start(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     down, run = MlflowSink(tracking_uri="http://127.0.0.1:9"), FakeRunState(directory=tmp_path)
     bus = FakeBus(LogAfterCollect(sinks=[down, sink := FakeSink()], run=run), provides=["metrics.row"])

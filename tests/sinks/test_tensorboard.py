@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import attrs
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
@@ -92,3 +93,22 @@ def test_a_run_that_has_no_step_left_changes_nothing(tmp_path: Path) -> None:
     before = [path.name for path in (tmp_path / "tensorboard").iterdir()]
     opened(tmp_path, step=1, start=2).close("already_done")
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == before
+
+
+def test_local_updates_have_an_axis_of_their_own_over_a_resume(tmp_path: Path) -> None:
+    run = RunInfo(directory=tmp_path, iterations_per_step=2)
+    first = TensorBoardSink(per_iteration=True)
+    first.open(run)
+    for step in (1, 2):
+        for update in (2 * step - 1, 2 * step):
+            first.write_iteration(update, {"loss": float(update)})
+        first.write(step, {"loss": 0.5})
+    resumed = TensorBoardSink(per_iteration=True)
+    resumed.open(attrs.evolve(run, resumed_step=1, start=2))
+    assert resumed.rewind(1) == [2]
+    resumed.write_iteration(3, {"loss": 30.0})
+    resumed.write(2, {"loss": 5.0})
+
+    updates = EventAccumulator(str(tmp_path / "tensorboard" / "iterations")).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in updates] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert scalars(tmp_path, "loss") == [(1, 0.5), (2, 5.0)]

@@ -53,6 +53,20 @@ def test_values_histograms_configuration_and_end_are_read_back(tmp_path: Path) -
     assert run.rows[0]["staleness/values"] == [4.0, 1.0]
 
 
+def test_local_updates_have_an_axis_of_their_own(tmp_path: Path) -> None:
+    sink = opened(tmp_path, per_iteration=True)
+    for update in (1, 2):
+        sink.write_iteration(update, {"loss": float(update), STEP_KEY: 1})
+    sink.write(1, {"loss": 0.5, STEP_KEY: 1})
+    sink.close("completed")
+
+    (run,) = ended(tmp_path)
+    assert [(row["iteration/number"], row["iteration/loss"]) for row in run.rows[:2]] == [(1, 1.0), (2, 2.0)]
+    assert [(row[STEP_KEY], row["loss"]) for row in run.rows[2:]] == [(1, 0.5)]
+    assert run.axes["iteration/loss"] == "iteration/number"
+    assert run.axes["loss"] == STEP_KEY
+
+
 @pytest.mark.slow
 def test_a_run_that_has_no_step_left_begins_no_run(tmp_path: Path) -> None:
     opened(tmp_path, step=4, start=2).close("already_done")

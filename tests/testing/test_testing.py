@@ -445,6 +445,7 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.HasFingerprint: StoredTask(),
         port_types.HasModule: EngineWithModule(),
         port_types.HasSources: StoredTask(),
+        port_types.IterationSink: TensorBoardSink(),
         port_types.KLControl: FakeKLControl(),
         port_types.ObservationTokenizer: CharTokenizer("ab"),
         port_types.LatestSamples: FakeLatestSamples(),
