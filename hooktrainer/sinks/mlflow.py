@@ -62,7 +62,9 @@ class MlflowSink(TrackerSink):
         with _without_progress():
             self._client = MlflowClient(tracking_uri=self.tracking_uri or f"sqlite:///{run.directory / 'mlflow.db'}")
             experiment = self._experiment(run)
-            tags = {"hooktrainer.group": group, "hooktrainer.start": name}
+            if run.start > 1:
+                self._end_killed(experiment, run)
+            tags = {"hooktrainer.group": group, "hooktrainer.id": run.id, "hooktrainer.start": name}
             self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
         config = flat_config(run.config)
         params = [Param(_name(key), str(value)[:_LONGEST]) for key, value in config.items()]
@@ -88,6 +90,12 @@ class MlflowSink(TrackerSink):
         """Set the status of the run."""
         client, self._client = self._client, None
         client.set_terminated(self._id, status=_ENDS.get(status, "FINISHED"))
+
+    def _end_killed(self, experiment: str, run: RunInfo) -> None:
+        """Set the status of earlier starts that a kill left running."""
+        mine = f"tags.`hooktrainer.id` = '{run.id}' and attributes.status = 'RUNNING'"
+        for left in self._client.search_runs([experiment], filter_string=mine):
+            self._client.set_terminated(left.info.run_id, status="KILLED")
 
     def _experiment(self, run: RunInfo) -> str:
         """Return the id of the experiment. The artifacts of a database are in the run directory too."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from hooktrainer.events import FitStart, StepEnd
+from hooktrainer.events import FitEnd, FitStart, StepEnd
 from hooktrainer.metrics import STEP_KEY
 from hooktrainer.ports import RunInfo
 from hooktrainer.sinks.mlflow import MlflowSink
@@ -83,6 +86,51 @@ def test_local_updates_have_an_axis_of_their_own(tmp_path: Path) -> None:
 
     assert history(tmp_path, "iteration/loss") == [(1, 1.0), (2, 2.0)]
     assert history(tmp_path, "loss") == [(1, 0.5)]
+
+
+class Dying(BaseHTTPRequestHandler):
+    """A tracking server that makes a run and then closes every connection."""
+
+    answers: ClassVar[dict[str, object]] = {
+        "/health": {},
+        "/version": {},
+        "/experiments/get-by-name": {"experiment": {"experiment_id": "0"}},
+        "/runs/create": {"run": {"info": {"run_id": "1"}, "data": {}}},
+    }
+
+    def do_GET(self) -> None:
+        known = [value for path, value in self.answers.items() if self.path.partition("?")[0].endswith(path)]
+        if known:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(known[0]).encode())
+        else:
+            self.close_connection = True
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_server_that_dies_during_the_run_is_dropped(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Dying) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            tracked = MlflowSink(tracking_uri=f"http://127.0.0.1:{server.server_port}")
+            run = FakeRunState(directory=tmp_path)
+            bus = FakeBus(LogAfterCollect(sinks=[tracked, sink := FakeSink()], run=run), provides=["metrics.row"])
+            bus.fire(FitStart)
+            assert run.dropped_sinks == []
+            bus.fire(StepEnd, step=1, row={"loss": 0.5})
+            bus.fire(FitEnd, step=1, status="completed")
+        finally:
+            server.shutdown()
+            thread.join()
+
+    assert run.dropped_sinks == ["MlflowSink"]
+    assert caplog.text.count("MlflowSink failed and is dropped") == 1
+    assert [step for step, _ in sink.rows] == [1]
 
 
 def test_a_server_that_is_down_is_dropped_at_the_start(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_no_step_is_lost_or_doubled_after_a_kill(tmp_path: Path, monkeypatch: py
     (first, _), (newest, points) = mlflow_runs(run)
     assert points == expected
     assert first.data.tags["hooktrainer.group"] == newest.data.tags["hooktrainer.group"] == tracked.group
-    assert (newest.info.status, tracked.exit_code) == ("FINISHED", 0)
+    assert (first.info.status, newest.info.status, tracked.exit_code) == ("KILLED", "FINISHED", 0)
     assert (newest.data.params["trainer.total_steps"], tracked.config["trainer"]["total_steps"]) == (str(last), last)
     left = [item for item in resumed.left() if "wandb-" not in item]  # temporary folders of the killed process
     assert left == []
