@@ -36,6 +36,8 @@ from hooktrainer_plugins.metric_aggregation import MetricAggregation
 from hooktrainer_plugins.staleness import Staleness
 from hooktrainer_plugins.weight_sync import WeightSync
 
+CONFIG = TrainerConfig(total_steps=None, train_batch_size=1, ppo_mini_batch_size=1)
+
 
 def prompts(*numbers: int) -> list[Prompt]:
     return [Prompt(Example(str(number)), np.array([number])) for number in numbers]
@@ -60,7 +62,7 @@ class Parts:
         self.learner = FakeLearner()
         self.ports = fake_ports(buffer=self.buffer, learner=self.learner, prompts=FakePrompts(count))
         self.dispatcher = Dispatcher(self.ports.prompts, self.buffer, groups_per_step=1)
-        self.state = LiveState((), self.ports, self.dispatcher, RunPlace(), None)
+        self.state = LiveState((), self.ports, self.dispatcher, RunPlace(), CONFIG)
 
     def train(self, size: int, step: int, engine: FakeEngine | None = None) -> list[str]:
         def refill(lost: object) -> None:
@@ -246,7 +248,7 @@ def test_capture_names_a_component_without_state_dict() -> None:
             return {}
 
     parts = Parts()
-    state = LiveState((), fake_ports(learner=Bare()), parts.dispatcher, RunPlace(), None)
+    state = LiveState((), fake_ports(learner=Bare()), parts.dispatcher, RunPlace(), CONFIG)
     with pytest.raises(CheckpointError, match="the learner cannot be saved: Bare has no state_dict"):
         state.capture(0)
 
@@ -276,7 +278,7 @@ def test_second_capture_in_one_step_has_the_current_state_of_the_learner() -> No
 def test_logged_step_is_read_by_the_next_process(tmp_path: Path) -> None:
     def run(directory: Path | None) -> LiveState:
         parts = Parts()
-        return LiveState((), parts.ports, parts.dispatcher, RunPlace(directory=directory), None)
+        return LiveState((), parts.ports, parts.dispatcher, RunPlace(directory=directory), CONFIG)
 
     for step in (3, 12):
         run(tmp_path).record_logged_step(step)
@@ -324,7 +326,7 @@ def test_buffer_accepts_no_group_during_a_capture() -> None:
     parts.buffer.dispatch(parts.ports.prompts.take(1))
     (group,) = parts.buffer.claim(1)
     late = threading.Thread(target=parts.buffer.finish, args=(group, [answer()]))
-    live = LiveState([PlacedPlugin.of(plugin, 0)], parts.ports, parts.dispatcher, RunPlace(), None)
+    live = LiveState([PlacedPlugin.of(plugin, 0)], parts.ports, parts.dispatcher, RunPlace(), CONFIG)
     snapshot = live.capture(0)
     late.join()
 
