@@ -292,3 +292,8 @@ def test_incomplete_row_of_a_killed_run_is_removed_on_resume(tmp_path: Path) -> 
 
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert rows == [{"step": 1, "a": 1}, {"step": 2, "a": 2.0, STEP_KEY: 2}]
+
+
+def test_a_sink_with_files_needs_a_run_directory() -> None:
+    with pytest.raises(ConfigError, match=r"this run has no directory to write to; pass RunPlace\(directory="):
+        started(JsonlSink())
