@@ -8,6 +8,7 @@ from hooktrainer.ports.environments import (
     HasEnvironment,
     Observation,
     ObservationTokenizer,
+    SupportsClose,
     missing_methods,
 )
 from hooktrainer.ports.groups import (
@@ -93,6 +94,7 @@ __all__ = [
     "Stateful",
     "StoredCheckpoint",
     "Strategy",
+    "SupportsClose",
     "SupportsFileCheck",
     "SupportsInstallCheck",
     "SupportsLogprobs",

@@ -33,6 +33,21 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class SupportsClose(Protocol):
+    """An environment that holds a resource, such as a browser or a process."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Release the resource. It may be asynchronous.
+
+        It is called once, on a thread that does not decode: after the answer has ended, failed, timed out or was
+        discarded, or at the end of the run. `reset` may not have been called. It follows all other calls, except after
+        a timeout and at the end of a run, where a late `step` may not have returned. An error of it, or a call that
+        takes longer than `rollout.turn_timeout_s`, is a warning.
+        """
+        ...
+
+
+@runtime_checkable
 class HasEnvironment(Protocol):
     """A task whose answers have several turns. It needs no `score`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "closing",
     "conversation",
     "decode_batch",
     "engine",
@@ -11,6 +12,7 @@ __all__ = [
     "generator_config",
     "inline",
     "options",
+    "pool_call",
     "process",
     "ray",
     "sampler",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from numbers import Real
 from typing import Any, Final
 
@@ -27,8 +28,10 @@ class Conversation:
 
     prompt: Prompt
     environment: Environment
-    restarted: Callable[[], Conversation | None]
-    """Returns a new conversation about the prompt."""
+    restarted: Callable[[Conversation], Conversation | None]
+    """Ends this conversation, and returns a new one about the prompt."""
+    replying: Future[Any] | None = None
+    """The last reply of the environment, which may not be there yet."""
     started: bool = False
     """Whether the environment was reset."""
     turn: int = 0
@@ -43,6 +46,11 @@ class Conversation:
     """The score, once the conversation has ended."""
     error: BaseException | None = None
     """Why the answer has no score."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has a score or an error."""
+        return self.result is not None or self.error is not None
 
     @property
     def score(self) -> Score:

@@ -52,7 +52,7 @@ class Request:
         self.versions.clear()
         self.fingerprints.clear()
         self.complete = self.ended = False
-        self.conversation = None if self.conversation is None else self.conversation.restarted()
+        self.conversation = self.conversation and self.conversation.restarted(self.conversation)
 
 
 class DecodeBatch:

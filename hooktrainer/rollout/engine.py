@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("hooktrainer")
 GRACE_S: Final = 1.5
 """Seconds that threads have to return after the engine was closed."""
+CLOSE_S: Final = 2.0
+"""Seconds that environments have to close after that."""
 _MAX_GROUPS: Final = 8
 """Groups of a worker that a message lists."""
 
@@ -104,6 +106,7 @@ class Engine:
     def _end_rewards(self, seconds: float) -> None:
         """Cancel all rewards; abandon threads whose reward does not return."""
         self._generator.close()
+        self._generator.finish(CLOSE_S)
         for thread in self._generator.join(seconds):
             warn_of_abandoned(thread, place_of_user_code(thread))
 

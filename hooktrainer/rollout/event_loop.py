@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, Final
 
@@ -33,9 +33,12 @@ class EventLoop:
         self.thread: Final = ReportingThread(self._run, "reward-loop", on_failure)
         self.thread.start()
 
-    def run(self, awaitable: Awaitable[Any], timeout_s: float | None) -> Any:
-        """Await a value in the loop, and cancel it after the timeout. Call it on another thread."""
-        future = asyncio.run_coroutine_threadsafe(_limited(awaitable, timeout_s), self._loop)
+    def start(self, awaitable: Awaitable[Any], timeout_s: float | None) -> Future[Any]:
+        """Await a value in the loop, and cancel it after the timeout."""
+        return asyncio.run_coroutine_threadsafe(_limited(awaitable, timeout_s), self._loop)
+
+    def result(self, future: Future[Any], timeout_s: float | None) -> Any:
+        """Wait for a value that `start` returned. Call it on another thread."""
         if wait([future], None if timeout_s is None else timeout_s + 2 * CANCEL_S).not_done:
             raise LoopBlockedError
         return future.result()
@@ -51,6 +54,7 @@ class EventLoop:
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=CANCEL_S)
+        await asyncio.sleep(0)  # tasks that have just ended pass their results on
         self._loop.stop()
 
     def _run(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from time import monotonic
@@ -17,11 +17,13 @@ from hooktrainer.algorithms.logprobs import log_policy, of_tokens
 from hooktrainer.errors import RolloutError, shortened
 from hooktrainer.models.policy import Policy, full_state
 from hooktrainer.ports import Answer, Floats, Group, HasEnvironment, Prompt, Score, Tokens, Trajectory
+from hooktrainer.rollout.closing import log_warning
 from hooktrainer.rollout.decode_batch import DecodeBatch, Request
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.pool_call import Resolve
 from hooktrainer.rollout.sampler import uniform_draws
-from hooktrainer.rollout.score_pool import Resolve, ScorePool
+from hooktrainer.rollout.score_pool import ScorePool
 from hooktrainer.rollout.scoring import awaited, score_answers
 from hooktrainer.rollout.turns import PendingTurns, Turns
 from hooktrainer.weight_sync.double_buffer import ModulePair
@@ -34,7 +36,14 @@ _LONGEST: Final = 200
 class Generator:
     """Answers prompts with the weights in use. Thread-safe."""
 
-    def __init__(self, config: GeneratorConfig, options: SamplingOptions, weights: ModulePair) -> None:
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        options: SamplingOptions,
+        weights: ModulePair,
+        warn: Callable[[str], None] = log_warning,
+    ) -> None:
+        """`warn` is called for faults that fail no answer, on any thread."""
         self.weights = weights
         self.options = options
         self._tokenizer = config.tokenizer
@@ -42,19 +51,26 @@ class Generator:
         self._seed = config.seed
         self._max_length = config.max_length
         self.score_pool = ScorePool(config.reward)
-        self.turns = Turns(config.task, config, options) if isinstance(config.task, HasEnvironment) else None
+        self.turns = Turns(config.task, config, options, warn) if isinstance(config.task, HasEnvironment) else None
         """The environments of the task, if its answers have several turns."""
         self._pools = [self.score_pool] if self.turns is None else [self.score_pool, self.turns.pool]
 
     def open(self) -> None:
         """Accept scoring and replies of environments again after `close`."""
-        for pool in self._pools:
-            pool.open()
+        self.score_pool.open()
+        if self.turns is not None:
+            self.turns.open()
 
     def close(self) -> None:
-        """Cancel scoring and replies of environments."""
-        for pool in self._pools:
-            pool.close()
+        """Cancel scoring and replies of environments, and close environments."""
+        self.score_pool.close()
+        if self.turns is not None:
+            self.turns.close()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all environments are closed after `close`, at most this many seconds."""
+        if self.turns is not None:
+            self.turns.finish(seconds)
 
     def join(self, seconds: float) -> Sequence[threading.Thread]:
         """Wait until their threads have ended. Return those that are still in a call."""
@@ -123,10 +139,20 @@ class Generator:
     def _complete(self, requests: Sequence[Request]) -> None:
         """Decode requests until all are complete."""
         slots = min(self.options.slots, len(requests))
-        if requests:
-            with self.decode_batch(slots) as batch:
-                for start in range(0, len(requests), slots):
-                    self._decode(batch, requests[start : start + slots])
+        try:
+            if requests:
+                with self.decode_batch(slots) as batch:
+                    for start in range(0, len(requests), slots):
+                        self._decode(batch, requests[start : start + slots])
+        finally:
+            self.end(requests)
+
+    def end(self, requests: Iterable[Request]) -> None:
+        """Close the environments of requests that are complete or discarded."""
+        if self.turns is not None:
+            for request in requests:
+                if request.conversation is not None:
+                    self.turns.end(request.conversation)
 
     def _decode(self, batch: DecodeBatch, requests: Sequence[Request]) -> None:
         """Decode requests in an empty batch; it is refilled when the environments have replied to all of its turns."""

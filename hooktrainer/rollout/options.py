@@ -45,7 +45,7 @@ class SamplingOptions:
     """Largest number of turns of an answer, for tasks with environments. `max_response_length` limits the tokens of all
     turns and observations together."""
     turn_timeout_s: float = attrs.field(default=60.0, converter=float, validator=is_duration)
-    """Seconds that an environment may take for its reply to a turn."""
+    """Seconds that an environment may take for its reply to a turn, and to close."""
     tool_errors: Literal["fail", "observe"] = attrs.field(default="fail", validator=in_(("fail", "observe")))
     """An environment that raises an error or times out. `fail`: the group fails. `observe`: the policy reads the
     error."""

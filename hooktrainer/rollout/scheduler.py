@@ -95,10 +95,12 @@ class Scheduler:
     def abandon(self) -> Sequence[Group]:
         """Discard all requests, and return their groups."""
         groups = [group for group, _ in self._groups.values()]
+        requests = [request for _, own in self._groups.values() for request in own]
         self._waiting.clear()
         self._groups.clear()
         if self._turns is not None:
             self._turns.clear()
+        self._generator.end(requests)
         self._close_batches(lambda _: True)
         return groups
 

@@ -14,11 +14,13 @@ import numpy as np
 
 from hooktrainer.errors import ConfigError, Fault, RolloutError, line_of
 from hooktrainer.ports import Answer, Example, HasEnvironment, Observation, ObservationTokenizer, Prompt, Score, Tokens
+from hooktrainer.rollout.closing import OpenEnvironments, log_warning
 from hooktrainer.rollout.conversation import Conversation, ReplyError, observation_text
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import SamplingOptions
+from hooktrainer.rollout.pool_call import Resolve
 from hooktrainer.rollout.score_options import ScoreOptions
-from hooktrainer.rollout.score_pool import PoolError, Resolve, ScorePool
+from hooktrainer.rollout.score_pool import PoolError, ScorePool
 
 if TYPE_CHECKING:
     from hooktrainer.rollout.decode_batch import Request
@@ -31,8 +33,14 @@ _NO_TOKENS: Final = np.empty(0, np.int64)
 class Turns:
     """The environments of a task. Thread-safe."""
 
-    def __init__(self, task: HasEnvironment, config: GeneratorConfig, options: SamplingOptions) -> None:
-        """Raise `ConfigError` if the tokenizer cannot encode observations."""
+    def __init__(
+        self,
+        task: HasEnvironment,
+        config: GeneratorConfig,
+        options: SamplingOptions,
+        warn: Callable[[str], None] = log_warning,
+    ) -> None:
+        """Raise `ConfigError` if the tokenizer cannot encode observations. `warn` is called on any thread."""
         if not isinstance(config.tokenizer, ObservationTokenizer):
             text = (
                 f"its environments write observations, and the {type(config.tokenizer).__name__} of the model has no "
@@ -46,6 +54,24 @@ class Turns:
         self._encoding = threading.Lock()  # tokenizers need not be thread-safe
         limits = ScoreOptions(timeout_s=options.turn_timeout_s, workers=config.reward.workers)
         self.pool: Final = ScorePool(limits, limit="rollout.turn_timeout_s")
+        self._environments = OpenEnvironments(self.pool, warn)
+
+    def open(self) -> None:
+        """Accept turns again after `close`."""
+        self.pool.open()
+        self._environments.open()
+
+    def close(self) -> None:
+        """Cancel all replies, and close all environments."""
+        self.pool.close(self._environments.end_all)
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all environments are closed after `close`, at most this many seconds."""
+        self._environments.finish(seconds)
+
+    def end(self, conversation: Conversation) -> None:
+        """Close the environment of a conversation, unless it was closed."""
+        self._environments.end(conversation)
 
     def conversation(self, prompt: Prompt) -> Conversation | None:
         """Return a new conversation about a prompt; None if the task scores the answers to it."""
@@ -53,8 +79,15 @@ class Turns:
             environment = self._task.environment(prompt.example)
         except Exception as error:  # noqa: BLE001 - it fails the group of the prompt and no other
             environment = _Unmade(f"{type(self._task).__name__}.environment raised {line_of(error)}", error)
-        again = partial(self.conversation, prompt)
-        return None if environment is None else Conversation(prompt, environment, again)
+        if environment is None:
+            return None
+        conversation = Conversation(prompt, environment, self._restarted)
+        self._environments.add(conversation)
+        return conversation
+
+    def _restarted(self, conversation: Conversation) -> Conversation | None:
+        self.end(conversation)
+        return self.conversation(conversation.prompt)
 
     def submit(self, request: Request) -> Future[_Reply]:
         """Ask the environment for its reply to the turn that a request completed."""
@@ -66,11 +99,18 @@ class Turns:
                 return found, _NO_TOKENS
             return found, self._encoded(found)
 
-        return self.pool.submit(reply, lambda: conversation.name)
+        conversation.replying = self.pool.submit(reply, lambda: conversation.name)
+        return conversation.replying
 
     def apply(self, request: Request, future: Future[_Reply]) -> None:
         """Append an observation to a request, which is incomplete again; or complete it with a score or an error."""
-        conversation, answer = _conversation_of(request), self._turn(request)
+        conversation = _conversation_of(request)
+        self._apply(request, conversation, future)
+        if conversation.has_ended:
+            self.end(conversation)
+
+    def _apply(self, request: Request, conversation: Conversation, future: Future[_Reply]) -> None:
+        answer = self._turn(request)
         try:
             found, tokens = self._reply(conversation, answer, future)
         except BaseException as error:  # noqa: BLE001 - raised when the group is handed in

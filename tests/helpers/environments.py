@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -75,3 +77,73 @@ class Scripted(nn.Module):
         for row, token in enumerate(tokens.tolist()):
             logits[row, following.get(token, three)] = 0.0
         return logits
+
+
+@attrs.define
+class Closable(Countdown):
+    """Counts the calls of `close`, and whether one of them came during another call."""
+
+    closed: int = 0
+    overlapped: bool = False
+    busy: bool = False
+
+    def step(self, answer: Answer) -> Any:
+        self.busy = True
+        try:
+            return super().step(answer)
+        finally:
+            self.busy = False
+
+    def close(self) -> None:
+        self.overlapped |= self.busy
+        self.closed += 1
+
+
+@attrs.define
+class Logged(Countdown):
+    """Records in a folder which environments were made and which were closed, in any process."""
+
+    folder: Path = attrs.field(default=Path(), kw_only=True)
+    behaviour: str = attrs.field(default="", kw_only=True)
+    """`hangs`: its second turn never ends; `raises`: `close` does."""
+
+    def __attrs_post_init__(self) -> None:
+        self._record("made")
+
+    def step(self, answer: Answer) -> Any:
+        if self.behaviour == "hangs" and answer.turn == 1:
+            self._record("hangs")
+            threading.Event().wait()
+        return super().step(answer)
+
+    def close(self) -> None:
+        self._record("closed")
+        if self.behaviour == "raises":
+            raise OSError("the browser is gone")
+
+    def _record(self, what: str) -> None:
+        name = f"{os.getpid()}-{id(self)}-{self.folder.name}"
+        with (self.folder / what).open("a") as file:
+            file.write(f"{name}\n")
+
+
+@attrs.frozen(kw_only=True)
+class LoggedTalk(Talk):
+    """The addition task in several turns, whose environments record their life in a folder."""
+
+    folder: str
+    behaviour: str = ""
+
+    def environment(self, example: Example) -> Environment | None:
+        made = Logged(self.replies, self.result, folder=Path(self.folder), behaviour=self.behaviour)
+        KEPT.append(made)  # so that no two have the same id
+        return made
+
+
+KEPT: list[Logged] = []
+
+
+def recorded(folder: Path, what: str) -> list[str]:
+    """Return which environments of `LoggedTalk` were `made`, `closed`, or entered a step that `hangs`, sorted."""
+    path = folder / what
+    return sorted(path.read_text().splitlines()) if path.exists() else []

@@ -15,8 +15,9 @@ import pytest
 from helpers.rollouts import PATIENCE_S
 from hooktrainer.errors import RolloutError
 from hooktrainer.rollout import score_pool
+from hooktrainer.rollout.pool_call import Resolve
 from hooktrainer.rollout.score_options import ScoreOptions
-from hooktrainer.rollout.score_pool import Resolve, ScorePool, TooManyHangsError
+from hooktrainer.rollout.score_pool import ScorePool, TooManyHangsError
 
 Make = Callable[..., ScorePool]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.environments import Countdown, Talk
+from helpers.environments import Closable, Countdown, Talk
 from hooktrainer import Plugin, Priority, on, state
 from hooktrainer import ports as port_types
 from hooktrainer.errors import ConfigError, PlanError, PortError, SyncError
@@ -459,6 +459,7 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.SampleLog: FakeSampleLog(),
         port_types.Sink: FakeSink(),
         port_types.Stateful: FakeLearner(),
+        port_types.SupportsClose: Closable(),
         port_types.SupportsFileCheck: SavedDecoder(path="."),
         port_types.SupportsInstallCheck: TensorBoardSink(),
         port_types.SupportsLogprobs: FakeLearner(),

@@ -137,6 +137,21 @@ class Abandoned:
     thread: str
     place: str
 
+    def describe(self, worker: str, groups: str) -> str:
+        """Return the warning about a worker with groups in flight."""
+        return f"{worker} was ended with {groups} in flight; its thread {self.thread} is in {self.place}"
+
+
+@attrs.frozen
+class Warned:
+    """From a worker: a fault that failed no group."""
+
+    text: str
+
+    def describe(self, worker: str, _groups: str) -> str:
+        """Return the warning about a worker."""
+        return f"{worker}: {self.text}"
+
 
 class RemoteTraceback(Exception):  # noqa: N818 - it is the cause of another error
     """The traceback of an exception in another process, as text."""

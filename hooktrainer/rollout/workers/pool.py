@@ -33,6 +33,7 @@ from hooktrainer.rollout.workers.messages import (
     Score,
     Stage,
     Use,
+    Warned,
     WorkerFailed,
 )
 from hooktrainer.weight_sync.torn_reads import TornReadDetector
@@ -238,9 +239,8 @@ class WorkerPool:
             case WorkerFailed(error, thread):
                 cause = error.unpack()
                 raise RolloutError(f"{worker} cannot continue: its thread {thread} failed: {line_of(cause)}") from cause
-            case Abandoned(thread, place):
-                groups = listed_groups(list(worker.groups))
-                _LOG.warning("%s was ended with %s in flight; its thread %s is in %s", worker, groups, thread, place)
+            case Abandoned() | Warned():
+                _LOG.warning("%s", message.describe(str(worker), listed_groups(list(worker.groups))))
             case GroupFailed(number, error, reason):
                 buffer.fail(worker.groups.pop(number), error.unpack(), reason)
             case _:

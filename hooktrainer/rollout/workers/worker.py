@@ -35,6 +35,7 @@ from hooktrainer.rollout.workers.messages import (
     Resume,
     Score,
     Use,
+    Warned,
     WorkerConfig,
     WorkerFailed,
 )
@@ -132,7 +133,7 @@ class Worker:
         self._modules = ModulePair(config.generator.policy)
         for module, flat in zip(self._modules.modules, sets, strict=True):
             use_tensors(module, config.layout.views(flat))
-        generator = Generator(config.generator, config.options, self._modules)
+        generator = Generator(config.generator, config.options, self._modules, lambda text: source.send(Warned(text)))
         self._source = source
         self._stopped = threading.Event()
         self._generator = generator
@@ -181,6 +182,7 @@ class Worker:
         self._modules.resume()
         self._generator.close()
         self._thread.join(EXIT_GRACE_S)
+        self._generator.finish(max(0.0, deadline - monotonic()))
         rewards = self._generator.join(max(0.0, deadline - monotonic()))
         if self._thread.is_alive():
             self._source.send(Abandoned(self._thread.name, place_of_thread(self._thread)))
