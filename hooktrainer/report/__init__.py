@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["groups", "page"]
+__all__ = ["comparison", "groups", "headline", "page", "studies", "training"]
