@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train what is missing, and print the table."""
+    """Train the runs that are missing, and print the table."""
     from hooktrainer.report.comparison import draw, metric_of, require_plots, table
     from hooktrainer.report.groups import grouped
     from hooktrainer.run.history import RunHistory
