@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts of the page; those of a closed section when they come into view. A chart is drawn again when its width changes.
+// Draws the charts of the page; those of a closed section when it is opened. A chart is drawn again when its width changes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 200, TOP = 8, BOTTOM = 22, RIGHT = 12, COLOURS = 8, DOTS = 60;
@@ -236,17 +236,18 @@ function follow(figure) {
 }
 
 const figures = [...document.querySelectorAll("figure.chart")];
-const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
-}, { rootMargin: "600px" });
 const resized = new ResizeObserver((entries) => {
   for (const { target } of entries) if (drawn.has(target) && target.clientWidth && drawn.get(target).width !== target.clientWidth) draw(target);
 });
 for (const figure of figures) {
-  if (figure.closest("details")) seen.observe(figure); else draw(figure);
+  if (!figure.closest("details")) draw(figure);
   resized.observe(figure);
   follow(figure);
 }
+for (const closed of document.querySelectorAll("details")) closed.addEventListener("toggle", () => {
+  // One chart at a time, so that the page can be scrolled meanwhile.
+  for (const figure of closed.querySelectorAll("figure.chart")) if (!drawn.has(figure)) setTimeout(() => { if (!drawn.has(figure) && closed.open) draw(figure); });
+});
 smoothing.addEventListener("input", () => { for (const figure of drawn.keys()) draw(figure); });
 
 document.getElementById("theme").addEventListener("click", () => {
