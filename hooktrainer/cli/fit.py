@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from pathlib import Path
 
 from hooktrainer._util.signals import handled
 from hooktrainer._util.streams import write_stderr, write_stdout
@@ -44,7 +45,8 @@ def _train(args: argparse.Namespace) -> int:
             kept = f"{kept}; resume with run.resume=auto"
         complete = trainer.ports.buffer.version
         known = complete or config.run.resume == "off"  # a resume may fail before the restored step is known
-        write_stderr(f"{_steps(complete)} complete, {kept}\n" if known else f"no step was completed, {kept}\n")
+        made = f"{_steps(complete)} complete" if known else "no step was completed"
+        write_stderr(f"{made}, {kept}\n{_report(directory) if complete else ''}")
         raise
     reason = f" ({result.reason})" if result.reason else ""
     steps = result.step - result.resumed_from
@@ -53,9 +55,15 @@ def _train(args: argparse.Namespace) -> int:
     write_stdout(f"{result.status}{reason}: {made} in {result.seconds:.1f} s, {kept}\n")
     if result.dropped_sinks:
         write_stdout(f"sinks that failed and were dropped: {', '.join(result.dropped_sinks)}\n")
-    if (directory / "metrics.jsonl").exists():
-        write_stdout(f"report: hooktrainer report {shlex.quote(os.path.relpath(directory))}\n")
+    write_stdout(_report(directory))
     return 0
+
+
+def _report(directory: Path) -> str:
+    """Return a line with the command that shows the run; empty without rows."""
+    if not (directory / "metrics.jsonl").exists():
+        return ""
+    return f"report: hooktrainer report {shlex.quote(os.path.relpath(directory))}\n"
 
 
 def _steps(count: int) -> str:

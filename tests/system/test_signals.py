@@ -53,7 +53,7 @@ def test_slow_handler_is_interrupted_after_the_grace_time_and_the_last_complete_
     assert run.checkpoints() == [f"step_{step:08d}" for step in [PLACES[place]] if step]
     assert run.ends == [f"interrupted {PLACES[place]} SIGTERM"]
     assert run.rows() == list(range(1, PLACES[place] + 1))
-    hint = "; resume with run.resume=auto" if PLACES[place] else ""
+    hint = "; resume with run.resume=auto\nreport: hooktrainer report runs/run" if PLACES[place] else ""
     assert run.err.endswith(f"kept in runs/run{hint}\nterminated\n")
     assert (tmp_path / "saved").exists()
     assert run.left() == []
