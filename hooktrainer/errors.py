@@ -16,6 +16,8 @@
     + LedgerError        groups were lost or counted twice
     + CheckpointError    a checkpoint cannot be written, found, read or restored
     + HungError          a component did not return within its limit after a signal
+    + RankError          a process of the learner ended, failed or differs from rank 0
+      - CollectiveError  a reduction over the ranks was not completed
 """
 
 from __future__ import annotations
@@ -152,6 +154,14 @@ class CheckpointError(RunError):
 
 class HungError(RunError):
     """A component did not return within its limit after a signal."""
+
+
+class RankError(RunError):
+    """A process of the learner ended, failed or differs from rank 0."""
+
+
+class CollectiveError(RankError):
+    """A reduction over the ranks was not completed, most often because one of them ended."""
 
 
 def message_of(error: object, length: int = MAX_MESSAGE) -> str:

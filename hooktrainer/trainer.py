@@ -26,7 +26,7 @@ from hooktrainer.bus.plan import Plan
 from hooktrainer.checkpoint.background import BackgroundStore
 from hooktrainer.checkpoint.run_state import LiveState, RunPlace
 from hooktrainer.config import TrainerConfig
-from hooktrainer.errors import StarvedError, SyncError
+from hooktrainer.errors import HookTrainerError, StarvedError, SyncError
 from hooktrainer.events import FitStart, IterationEnd, IterationStart, Status, StepEnd, StepStart, WeightsSynced
 from hooktrainer.metrics import Last, Record, Sum, joined, to_host
 from hooktrainer.plugin import Plugin, Priority
@@ -73,6 +73,7 @@ class Trainer:
         self._patience_s: dict[int, float] = {}
         self._at_start: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
+        self._at_signal: list[Callable[[], Exception | None]] = []
 
     def fit(self) -> Result:
         """Train until all steps are done, the data ends or a plugin stops the run.
@@ -87,7 +88,7 @@ class Trainer:
         self._patience_s = {id(entry.plugin): float(entry.plugin.patience_s) for entry in self.bus.plan.plugins}
         longest = max(self._patience_s.values(), default=CLOSING_S)
         with interruptible(Closing(self._running_part, longest)) as self.bus.interrupts:
-            outcome = attempt(self._run, self.bus.interrupts)
+            outcome = attempt(self._run, self.bus.interrupts, self._cause_of_signal)
             first, last = self._state.step, max(self._complete, self._state.step)
             took = self.ports.clock.now() - started
             self.result = result = Result(
@@ -109,6 +110,17 @@ class Trainer:
     def at_end(self, action: Callable[[], None]) -> None:
         """Call `action` last, however the run ends."""
         self._at_end.append(action)
+
+    def at_signal(self, cause: Callable[[], Exception | None]) -> None:
+        """Call `cause` when a signal has ended the loop. If it returns an error, the run failed by that error."""
+        self._at_signal.append(cause)
+
+    def fail(self, error: HookTrainerError) -> None:
+        """End the loop by an error of another thread, which calls this. Ignored before the loop and after it."""
+        self.bus.interrupts.end_loop(error)
+
+    def _cause_of_signal(self) -> Exception | None:
+        return next((error for cause in self._at_signal if (error := cause()) is not None), None)
 
     def _run(self) -> tuple[Status, str]:
         self.bus.emit(FitStart())

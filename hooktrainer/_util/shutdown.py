@@ -39,8 +39,15 @@ def interruptible(closing: Closing) -> Iterator[Interrupts]:
         interrupts.raise_it()
 
 
-def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> Outcome:
-    """Run the loop. Only this part of a run is interrupted by the first signal."""
+def attempt(
+    loop: Callable[[], tuple[Status, str]],
+    interrupts: Interrupts,
+    cause: Callable[[], Exception | None] = lambda: None,
+) -> Outcome:
+    """Run the loop. Only this part of a run is interrupted by the first signal.
+
+    `cause` returns the error that made another process send the signal; if there is one, the run has failed.
+    """
     try:
         interrupts.mode = Mode.SOON
         status, reason = loop()
@@ -54,6 +61,9 @@ def attempt(loop: Callable[[], tuple[Status, str]], interrupts: Interrupts) -> O
             _LOG.warning("the run was interrupted in %s", interrupts.interrupted)
         end = interrupts.end_by(error)
         if (number := interrupts.number) is not None and not interrupts.came_before_signals(error):
+            if (failure := cause()) is not None:
+                interrupts.note(failure, caused_signal=True)
+                return Outcome("failed", line_of(failure), failure)
             # The signal came first, so later errors are its consequence.
             if error is not end:
                 _LOG.warning("after %s there was another error: %s", number.name, line_of(error))

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
+from time import sleep
 from types import FrameType
 from typing import Any, Final
 
@@ -101,15 +102,26 @@ class Interrupts:
         """End the run at the next safe place: the current thread cannot continue."""
         self._failure, self.due = failure_of(error), True
 
+    def end_loop(self, error: HookTrainerError) -> None:
+        """End the loop of a run from another thread: at the next safe place, or by an interrupt after `PATIENCE_S`."""
+        if self.mode is Mode.SOON:
+            self._failure, self.due = error, True
+            sleep(PATIENCE_S)
+            if self._failure is error and self.mode is Mode.SOON:
+                self.interrupt(self.part())
+
     def raise_failure(self) -> None:
         """Raise the error of `fail` once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
-    def note(self, error: BaseException) -> None:
-        """Record an error that is about to end a run, with its order relative to the first signal."""
-        if self.number is None and not self.came_before_signals(error):
+    def note(self, error: BaseException, *, caused_signal: bool = False) -> None:
+        """Record an error that is about to end a run, with its order relative to the first signal.
+
+        One that made another process send the signal came before it.
+        """
+        if (self.number is None or caused_signal) and not self.came_before_signals(error):
             self._early.append(error)
 
     def came_before_signals(self, error: BaseException) -> bool:
@@ -117,7 +129,11 @@ class Interrupts:
         return any(error is early for early in self._early)
 
     def end_by(self, error: BaseException) -> BaseException:
-        """Return the exception that ends the run: that of the first signal if it came before `error`, else `error`."""
+        """Return the exception that ends the run: that of the first signal if it came before `error`, else `error`.
+
+        The error of `fail` is no longer raised: it would end the shutdown.
+        """
+        self._failure = None
         self.note(error)
         if self.number is None or self.came_before_signals(error):
             return error
@@ -175,7 +191,7 @@ class Interrupts:
         self.due = True
         if _watch is not None:
             _watch.notice(number)
-        if self.mode is Mode.AT_ONCE:
+        if self.mode is Mode.AT_ONCE and not self._early:  # otherwise an error is about to end the process
             self.raise_it()
 
     def _interrupt(self, part: Part, frame: FrameType | None) -> None:

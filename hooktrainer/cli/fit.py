@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hooktrainer._util.signals import handled
+from hooktrainer._util.signals import Interrupts, handled
 from hooktrainer._util.streams import write_stderr, write_stdout
 from hooktrainer.cli._config import add_config_arguments, load
+
+if TYPE_CHECKING:
+    from hooktrainer.run.composition import Composition
+    from hooktrainer.run.ranks import Leader, Place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,25 +24,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose the run, train, and print how it ended."""
+    """Compose the run, train, and print how it ended. A rank other than 0 follows rank 0 instead."""
+    from hooktrainer.run.ranks import Place
+
+    place = Place.of_environment()
+    if place is not None and place.rank == 0:
+        # torchrun sends SIGTERM when a rank has ended: after the run, it must not hide why.
+        signal.signal(signal.SIGTERM, lambda *_: None)
     with handled() as interrupts:
         try:
-            return _train(args)
+            return _train(load(args), place, interrupts)
         except Exception as error:
             if not interrupts.came_before_signals(error):  # otherwise a user's code turned the signal into an error
                 interrupts.raise_it()
             raise
 
 
-def _train(args: argparse.Namespace) -> int:
-    composition = load(args)
+def _train(composition: Composition, place: Place | None, interrupts: Interrupts) -> int:
+    from hooktrainer.run.ranks import follow, leading
+
+    if place is None:
+        return _fit(composition, None)
+    if place.rank:
+        from hooktrainer.run.build import build_learner
+
+        follow(composition, place, build_learner)
+    with leading(composition, place, interrupts) as leader:
+        return _fit(composition, leader)
+
+
+def _fit(composition: Composition, leader: Leader | None) -> int:
     from hooktrainer.run.build import build_trainer, directory_of
 
     config = composition.config
     names = ", ".join(entry.name for entry in config.plugins if entry.enabled)
     directory = directory_of(config)
-    trainer = build_trainer(composition)
-    write_stdout(f"plugins: {names or 'none'}\nrun directory: {directory}\n")
+    trainer = build_trainer(composition, leader)
+    ranks = "" if leader is None else f"ranks of the learner: {leader.followers.size}\n"
+    write_stdout(f"plugins: {names or 'none'}\n{ranks}run directory: {directory}\n")
     kept = f"kept in {os.path.relpath(directory)}"
     try:
         result = trainer.fit()

@@ -15,7 +15,7 @@ from hooktrainer.config.faults import short
 from hooktrainer.config.fields import DEFAULT, field_type, init_fields
 from hooktrainer.config.file_names import run_name_fault
 from hooktrainer.errors import ConfigError, Fault
-from hooktrainer.learner.options import CriticOptions, OptimOptions
+from hooktrainer.learner.options import CriticOptions, LearnerOptions, OptimOptions
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.rollout.score_options import ScoreOptions
 
@@ -127,6 +127,8 @@ class Config:
     """How the loss becomes an update."""
     critic: CriticOptions = attrs.field(factory=CriticOptions, validator=_has_a_use)
     """The estimate of returns, for the algorithms that need one."""
+    learner: LearnerOptions = attrs.field(factory=LearnerOptions)
+    """The processes that share each update."""
     trainer: TrainerConfig
     """The length of the run, and how its steps divide into updates."""
     reward: ScoreOptions = attrs.field(factory=ScoreOptions)

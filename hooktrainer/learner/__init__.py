@@ -17,6 +17,7 @@ __all__ = [
     "options",
     "policy_gradient",
     "proximal_policy",
+    "ranks",
     "schedule",
     "state",
     "statistics",

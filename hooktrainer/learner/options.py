@@ -1,4 +1,4 @@
-"""The `optim` and `critic` sections of a configuration."""
+"""The `optim`, `critic` and `learner` sections of a configuration."""
 
 from __future__ import annotations
 
@@ -79,6 +79,15 @@ class OptimOptions:
             shape=self.lr_decay_shape,
             floor=self.min_lr_ratio,
         )
+
+
+@attrs.frozen(kw_only=True)
+class LearnerOptions:
+    """The processes of the learner. `torchrun --nproc-per-node N` starts N of them; otherwise there is one."""
+
+    timeout_s: float = attrs.field(default=600.0, converter=float, validator=[gt(0.0), lt(math.inf)])
+    """Seconds for all ranks to meet, and for each of their collectives, before the run fails. A rank that has ended is
+    noticed at once."""
 
 
 @attrs.frozen(kw_only=True)

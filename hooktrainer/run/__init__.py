@@ -13,6 +13,7 @@ __all__ = [
     "metric_names",
     "model_files",
     "option_docs",
+    "ranks",
     "record",
     "registry",
     "resume",

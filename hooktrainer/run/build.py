@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import numpy as np
@@ -31,26 +31,37 @@ from hooktrainer.tasks.prompts import PromptLimit, TaskPrompts
 from hooktrainer.trainer import Trainer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
+    from hooktrainer.learner.distributed import Communicator
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
     from hooktrainer.rollout.options import SamplingOptions
+    from hooktrainer.run.ranks import Leader
 
 
-def build_trainer(config: Config | Composition) -> Trainer:
+def build_trainer(config: Config | Composition, leader: Leader | None = None) -> Trainer:
     """Return a trainer with everything that the configuration names. Raises `ConfigError` with every fault.
 
-    The run directory is created last, so that a configuration with faults leaves no directory.
+    `leader` has the other ranks of the learner, if there are any. The run directory is created last, so that a
+    configuration with faults leaves no directory.
     """
     composition = config if isinstance(config, Composition) else composition_of(config)
     try:
-        return _built(composition)
+        return _built(composition, leader)
     except ConfigError as error:
         error.revise(composition.origins.attributed)
         raise
 
 
-def _built(composition: Composition) -> Trainer:
+def build_learner(composition: Composition, communicator: Communicator) -> PolicyGradientLearner:
+    """Return the learner of one of several ranks."""
+    set_up_libraries(composition.config)
+    return _learner(composition, _Sizes.of(composition), communicator)[0]
+
+
+def _built(composition: Composition, leader: Leader | None) -> Trainer:
     if composition.used:
         raise RuntimeError("a composition is for one run, since plugins have state; compose the configuration again")
     composition.used = True
@@ -68,7 +79,9 @@ def _built(composition: Composition) -> Trainer:
         seed=config.seed,
     )
     check_resume(resume)
-    trainer = Trainer(plan, _ports(composition), config.trainer, place)
+    trainer = Trainer(plan, _ports(composition, leader), config.trainer, place)
+    if leader is not None:
+        leader.attend(trainer)
     files = {
         "config.yaml": dump(config),
         "plan.txt": describe(plan),
@@ -94,28 +107,48 @@ def directory_of(config: Config) -> Path:
     return (config.run.dir / config.run.name).absolute()
 
 
-def _ports(composition: Composition) -> Ports:
+@attrs.frozen
+class _Sizes:
+    """The tokenizer of a run, and the sizes that its policy is built with."""
+
+    tokenizer: Tokenizer
+    limit: PromptLimit
+    max_length: int
+    """Tokens of the longest prompt with the longest answer."""
+    seed: int
+
+    @classmethod
+    def of(cls, composition: Composition) -> Self:
+        task, rollout = composition.task, composition.rollout
+        limit = PromptLimit(prompt_length(rollout, composition.model, task), rollout.overlong_prompts)
+        max_length = limit.max_length + rollout.max_response_length
+        return cls(composition.model.tokenizer(task), limit, max_length, composition.config.seed)
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        """Options of `build` of a model."""
+        return {"vocab_size": self.tokenizer.vocab_size, "max_length": self.max_length, "seed": self.seed}
+
+
+def _ports(composition: Composition, leader: Leader | None) -> Ports:
     from hooktrainer.models.precision import in_single_precision
     from hooktrainer.weight_sync.same_host import SameHostTransport
 
     config, task, rollout = composition.config, composition.task, composition.rollout
     set_up_libraries(config)
-    tokenizer = composition.model.tokenizer(task)
-    limit = PromptLimit(prompt_length(rollout, composition.model, task), rollout.overlong_prompts)
-    prompts = _prompts(config, task, tokenizer, limit)
-    max_length = limit.max_length + rollout.max_response_length
-    sizes = {"vocab_size": tokenizer.vocab_size, "max_length": max_length, "seed": config.seed}
+    sizes = _Sizes.of(composition)
+    prompts = _prompts(config, task, sizes)
     sampled = composition.model if isinstance(rollout, LocalOptions) else _on_cpu(composition.model)
     generator = GeneratorConfig(
-        policy=partial(in_single_precision, partial(sampled.build, **sizes)),
-        tokenizer=tokenizer,
+        policy=partial(in_single_precision, partial(sampled.build, **sizes.options)),
+        tokenizer=sizes.tokenizer,
         task=task,
         seed=config.seed,
         reward=config.reward,
-        max_length=max_length,
+        max_length=sizes.max_length,
     )
-    policy = composition.model.build(**sizes)
-    learner = _learner(config, rollout, policy, tokenizer)
+    own, policy = _learner(composition, sizes, None if leader is None else leader.communicator)
+    learner = own if leader is None else leader.leading(own)
     engine = rollout.build(generator)
     return Ports(
         learner=learner,
@@ -124,7 +157,7 @@ def _ports(composition: Composition) -> Ports:
         transport=SameHostTransport(),
         prompts=prompts,
         clock=SystemClock(),
-        extra={KLControl: learner, ModelExport: EngineExport(composition, tokenizer, engine, policy)},
+        extra={KLControl: learner, ModelExport: EngineExport(composition, sizes.tokenizer, engine, policy)},
     )
 
 
@@ -133,27 +166,35 @@ def _on_cpu(model: Any) -> Any:
     return attrs.evolve(model, device="cpu") if attrs.has(type(model)) and hasattr(model, "device") else model
 
 
-def _learner(config: Config, rollout: SamplingOptions, model: nn.Module, tokenizer: Tokenizer) -> PolicyGradientLearner:
+def _learner(
+    composition: Composition, sizes: _Sizes, communicator: Communicator | None
+) -> tuple[PolicyGradientLearner, nn.Module]:
+    """Return the learner and the policy that it trains."""
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
     from hooktrainer.models.vocabulary import check_vocabulary
 
-    check_vocabulary(model, tokenizer.vocab_size)
-    return PolicyGradientLearner(
-        model,
+    config, rollout = composition.config, composition.rollout
+    policy = composition.model.build(**sizes.options)
+    check_vocabulary(policy, sizes.tokenizer.vocab_size)
+    learner = PolicyGradientLearner(
+        policy,
         algorithm=config.algorithm,
         optim=config.optim,
         critic=config.critic,
         temperature=rollout.temperature,
-        pad_id=tokenizer.pad_id,
+        pad_id=sizes.tokenizer.pad_id,
         max_response_length=rollout.max_response_length,
         iterations_per_step=config.trainer.parameter_sync_step,
+        communicator=communicator,
     )
+    return learner, policy
 
 
-def _prompts(config: Config, task: Task, tokenizer: Tokenizer, limit: PromptLimit) -> TaskPrompts:
+def _prompts(config: Config, task: Task, sizes: _Sizes) -> TaskPrompts:
     """Return the prompts of the run. Raises `ConfigError` unless there is one mini-batch."""
     try:
-        prompts = TaskPrompts(task, tokenizer, seed=config.seed, total_epochs=config.trainer.total_epochs, limit=limit)
+        epochs = config.trainer.total_epochs
+        prompts = TaskPrompts(task, sizes.tokenizer, seed=sizes.seed, total_epochs=epochs, limit=sizes.limit)
         prompts.require(config.trainer.ppo_mini_batch_size)
     except ConfigError as error:
         error.place("task")

@@ -22,6 +22,8 @@ trainer: {total_steps: 100000, train_batch_size: 4, ppo_mini_batch_size: 2, para
 """
 PROCESSES = CONFIG.replace("use: thread", "use: process, workers: 2")
 FIT = (sys.executable, "-u", "-m", "hooktrainer", "fit")
+TORCHRUN = (sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+FIT_ON_RANKS = (*TORCHRUN, "-m", "hooktrainer", "fit")
 
 
 def config(*more: str, text: str = CONFIG, plugins: Sequence[str] = (), **faulty: object) -> str:

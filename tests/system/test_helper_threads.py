@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from helpers.subprocess_runs import CONFIG, FIT, PROCESSES, SubprocessRun, config
+from helpers.subprocess_runs import CONFIG, FIT, FIT_ON_RANKS, PROCESSES, SubprocessRun, config
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 10.0
@@ -20,6 +20,7 @@ from hooktrainer import Plugin, on
 from hooktrainer._util import signals
 from hooktrainer.checkpoint.store import Store
 from hooktrainer.events import FitStart
+from hooktrainer.learner.ranks import follower, followers
 from hooktrainer.rollout.workers.pool import WorkerPool
 from hooktrainer.rollout.workers.worker import RemoteGroupSource
 from hooktrainer.rollout.ray.handle import ActorHandle
@@ -83,6 +84,7 @@ class Case:
     thread: str
     patched: str
     engine: str = CONFIG
+    command: tuple[str, ...] = FIT
 
 
 CASES = {
@@ -102,6 +104,12 @@ CASES = {
     "reward": Case("hooktrainer/rollout/score_pool.py", r"reward-\d+", "ScorePool, '_next_job'"),
     "reward-loop": Case("hooktrainer/rollout/event_loop.py", "reward-loop", "EventLoop, '_run'"),
     "weight_sync": Case("hooktrainer/weight_sync/copying.py", r"weight_sync_\d+", "copying, '_copy'"),
+    "rank-watch": Case(
+        "hooktrainer/learner/ranks/followers.py", "rank-watch", "followers, 'wait'", command=FIT_ON_RANKS
+    ),
+    "rank-listen": Case(
+        "hooktrainer/learner/ranks/follower.py", "rank-listen", "follower, 'receive'", command=FIT_ON_RANKS
+    ),
     "watchdog": Case("plugins/hooktrainer_plugins/watchdog.py", "watchdog", "Watchdog, '_report'"),
 }
 STARTERS = {"Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_thread", "ReportingThread"}
@@ -141,7 +149,7 @@ def test_an_error_in_a_thread_ends_the_run_and_names_the_thread(
     (tmp_path / "run.yaml").write_text(config(text=case.engine, plugins=plugins))
     for name, value in {"THREAD": case.thread, "ERROR": error, "PATCHED": case.patched}.items():
         monkeypatch.setenv(name, value)
-    run = SubprocessRun(tmp_path, *FIT, "run.yaml", "task.use=fails.py:Task")
+    run = SubprocessRun(tmp_path, *case.command, "run.yaml", "task.use=fails.py:Task")
     run.until("AT fault")
     since = time.monotonic()
     code = run.ended()
