@@ -19,10 +19,9 @@ from hooktrainer.algorithms.advantages import grpo
 from hooktrainer.cli import main
 
 CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(["helpers.rank_runs", "hooktrainer.run.build", "hooktrainer.learner.ranks.follower"])
+CONTEXT.set_forkserver_preload(["helpers.rank_runs", "hooktrainer.run.build", "torch._dynamo"])
 PATIENCE_S = 60.0
 """Seconds for anything to happen on a busy machine."""
-HELPERS = Path(__file__).parent
 TINY = """
 task: {use: sort_digits, digits: 3}
 model: {use: decoder, layers: 1, width: 16, heads: 2}
@@ -124,7 +123,6 @@ def _fit(directory: Path, rank: int, arguments: tuple[str, ...], variables: Mapp
     """Run the command in this process, with its output in files."""
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
     os.chdir(directory)
-    sys.path[:0] = [str(HELPERS)]
     for name, number in (("out", 1), ("err", 2)):
         file = os.open(directory / f"rank{rank}.{name}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)

@@ -45,7 +45,9 @@ class SubprocessRun:
             **os.environ,
             "TMPDIR": str(self._temporary),
             "TORCHINDUCTOR_CACHE_DIR": str(directory / "torch"),  # torch would put this cache among temporary files
-            "PYTHONPATH": os.pathsep.join([str(FAULTY_PLUGINS.parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(FAULTY_PLUGINS.parent), str(FAULTY_PLUGINS.parents[1]), os.environ.get("PYTHONPATH", "")]
+            ),
         }
         self.process = subprocess.Popen(
             command,

@@ -1,7 +1,7 @@
 """A follower: a process that calls the methods of its learner that rank 0 names.
 
-It ignores the signals that end a run, and leaves on the command of rank 0, or when rank 0 has ended. A thread receives commands, so
-that a follower leaves also while its main thread waits in a collective.
+It ignores the signals that end a run, and leaves on the command of rank 0, or when rank 0 has ended. A thread receives
+commands, so that a follower leaves also while its main thread waits in a collective.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class Follower:
 def _report(error: BaseException) -> Report:
     if threading.current_thread() is not threading.main_thread():
         error = failure_of(error)
-    cause = error.__cause__
+    cause, is_consequence = error.__cause__, isinstance(error, CollectiveError)
     if isinstance(error, HookTrainerError) and (cause is None or isinstance(cause, HookTrainerError)):
-        return Report(text=message_of(error))
-    is_consequence = isinstance(error, CollectiveError)
-    return Report(text=line_of(error), traceback=traceback_of(error), is_consequence=is_consequence)
+        return Report(text=message_of(error), is_consequence=is_consequence)
+    return Report(text=line_of(error), traceback=traceback_of(error))

@@ -118,7 +118,7 @@ class Followers:
         try:
             yield
         except CollectiveError as error:
-            raise self._cause() or error from error.__cause__
+            raise self._cause() or error from None
 
     def check(self) -> None:
         """Raise the error of the first follower that ended."""
@@ -168,7 +168,7 @@ class Followers:
             follower.send(message)
         except OSError as error:
             text = f"rank {follower.rank} takes no more commands: {os.strerror(error.errno or 0)}"
-            raise self._cause() or RankError(text) from error
+            raise self._cause() or RankError(text) from None
 
     def _cause(self) -> HookTrainerError | None:
         """Wait a moment for the error of the follower that ended first."""

@@ -69,4 +69,4 @@ def _explained() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = "a collective of the ranks failed: another rank ended, or took longer than learner.timeout_s"
-        raise CollectiveError(f"{text} ({error})") from error
+        raise CollectiveError(f"{text} ({error})") from None
