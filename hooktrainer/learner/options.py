@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 from attrs.validators import ge, gt, in_, instance_of, le, lt, optional
 
+from hooktrainer._util.durations import is_duration
 from hooktrainer.learner.schedule import SHAPES, UNITS, Schedule, Shape, Unit
 
 _COUNT = optional([instance_of(int), ge(1)])
@@ -85,7 +86,7 @@ class OptimOptions:
 class LearnerOptions:
     """The processes of the learner. `torchrun --nproc-per-node N` starts N of them; otherwise there is one."""
 
-    timeout_s: float = attrs.field(default=600.0, converter=float, validator=[gt(0.0), lt(math.inf)])
+    timeout_s: float = attrs.field(default=600.0, validator=is_duration)
     """Seconds for all ranks to meet, and for each of their collectives, before the run fails. A rank that has ended is
     noticed at once."""
 

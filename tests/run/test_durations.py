@@ -15,6 +15,7 @@ from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.run.loading import config_from_mapping
 
 OPTIONS = {
+    "learner.timeout_s": {"learner": {"timeout_s": None}},
     "replay.sample_timeout_s": {"replay": {"sample_timeout_s": None}},
     "replay.group_timeout_s": {"replay": {"group_timeout_s": None}},
     "rollout.sync_timeout_s": {"rollout": {"use": "process", "sync_timeout_s": None}},

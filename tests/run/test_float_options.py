@@ -13,12 +13,18 @@ from hooktrainer import Plugin
 from hooktrainer.algorithms.options import AlgorithmOptions
 from hooktrainer.config.fields import field_type
 from hooktrainer.errors import ConfigError
-from hooktrainer.learner.options import CriticOptions, OptimOptions
+from hooktrainer.learner.options import CriticOptions, LearnerOptions, OptimOptions
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.run.registry import settable_fields
 
-SECTIONS = {"algorithm": AlgorithmOptions, "optim": OptimOptions, "critic": CriticOptions, "replay": ReplayOptions}
+SECTIONS = {
+    "algorithm": AlgorithmOptions,
+    "optim": OptimOptions,
+    "critic": CriticOptions,
+    "learner": LearnerOptions,
+    "replay": ReplayOptions,
+}
 BASE = {
     "task": "sort_digits",
     "model": "decoder",

@@ -174,6 +174,7 @@ class Followers:
         """Wait a moment for the error of the follower that ended first."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, _CAUSE_S)
+            self._failure = self._failure or self._first_error(may_wait=False)
             return self._failure
 
     def _listen(self) -> None:
@@ -189,7 +190,9 @@ class Followers:
                     assert isinstance(connection, Connection)
                     if self._read(running[connection]):
                         del running[connection]
-                failure = None if self._closing or self._failure is not None else self._first_error(bool(ready))
+                failure = (
+                    None if self._closing or self._failure is not None else self._first_error(may_wait=bool(ready))
+                )
                 self._failure = failure or self._failure
                 self._changed.notify_all()
             if failure is not None:
@@ -207,10 +210,11 @@ class Followers:
             follower.has_ended = True
         return follower.has_ended
 
-    def _first_error(self, may_wait: bool) -> RankError | None:
+    def _first_error(self, *, may_wait: bool) -> RankError | None:
         """Return the error that ended a follower first. If it is a consequence, wait once for its cause."""
-        ended = sorted(self._followers, key=lambda follower: not follower.is_cause)
-        return ended[0].error if ended[0].is_cause or not may_wait else None
+        ended = [follower for follower in self._followers if follower.error is not None]
+        causes = [follower for follower in ended if follower.is_cause]
+        return next((follower.error for follower in causes or ended if causes or not may_wait), None)
 
     def _fail(self, error: BaseException) -> None:
         """End the run: no thread would notice the end of a follower."""
