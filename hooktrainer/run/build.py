@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from hooktrainer.learner.distributed import Communicator
     from hooktrainer.learner.policy_gradient import PolicyGradientLearner
-    from hooktrainer.rollout.options import SamplingOptions
     from hooktrainer.run.ranks import Leader
 
 
