@@ -8,6 +8,10 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch
+
+# Default arguments of this module keep a group that exists when it is imported, as an optimizer does. Threads of a
+# group that is kept outlive `leave`, and can abort the interpreter at its exit.
+import torch.distributed.nn  # isort: skip
 from torch import Tensor, distributed
 
 from hooktrainer.errors import CollectiveError, RankError
