@@ -203,7 +203,9 @@ class LiveState:
                 "evicted or failed; add prompts, or check the scores and the plugins that drop groups"
             )
         if complete > self.step:
-            return "completed", "the data has ended"
+            total = self.total_steps
+            early = "" if total is None else f" before step {total}; trainer.total_epochs repeats it"
+            return "completed", f"the data has ended{early}"
         if self.had_ended:
             return "already_done", "the data has ended"
         raise CheckpointError(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import attrs
+from attrs.validators import ge, le, optional
 
 from hooktrainer import Plugin, Priority, on
 from hooktrainer.errors import ConfigError
@@ -14,6 +15,9 @@ from hooktrainer.metrics import Sum
 from hooktrainer.plugin import port
 from hooktrainer.ports import Clock, LatestSamples, Prompt, PromptSource, RolloutEngine, validation_metrics
 
+_LARGEST: Final = 256
+"""Held-out prompts of a validation whose size is not set."""
+
 
 @attrs.define(kw_only=True)
 class Validation(Plugin):
@@ -21,11 +25,12 @@ class Validation(Plugin):
 
     adds_metrics: ClassVar = ("val/score/mean", "val/exact_match/mean", "val/response_length/mean", "timing_s/testing")
 
-    every: int = attrs.field(default=5, validator=attrs.validators.ge(1))
+    every: int = attrs.field(default=5, validator=ge(1))
     """Steps between validations; the last step is always validated."""
 
-    size: int = attrs.field(default=256, validator=[attrs.validators.ge(1), attrs.validators.le(1_000_000)])
-    """Number of held-out prompts, at most a million; the prompts are the same in every validation."""
+    size: int | None = attrs.field(default=None, validator=optional([ge(1), le(1_000_000)]))
+    """Number of held-out prompts, at most a million; the prompts are the same in every validation. Without it, they are
+    all held-out prompts, at most 256."""
 
     engine: RolloutEngine = port()
     prompts: PromptSource = port()
@@ -37,10 +42,12 @@ class Validation(Plugin):
     @on(FitStart, priority=Priority.PREPARE)
     def take_prompts(self, _event: FitStart) -> None:
         """Take the held-out prompts before any work, so that a lack of prompts is reported at once."""
-        self._prompts = self.prompts.heldout(self.size)
-        if len(self._prompts) < self.size:
+        self._prompts = self.prompts.heldout(_LARGEST if self.size is None else self.size)
+        if self.size is not None and len(self._prompts) < self.size:
             found = f"size is {self.size}, and the task has {len(self._prompts)} held-out prompts"
-            raise ConfigError(f"{found}. Lower `size`, or let `heldout` of the task return more")
+            raise ConfigError(f"{found}. Lower `size` or leave it out, or hold more prompts out")
+        if not self._prompts:
+            raise ConfigError("the task has no held-out prompts. Hold some out, or remove this plugin")
 
     @on(StepEnd, priority=Priority.EVALUATE, needs=["weights.published"], adds=["metrics.row"], every="every")
     def evaluate(self, event: StepEnd) -> None:

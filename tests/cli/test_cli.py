@@ -143,7 +143,7 @@ def test_plugins_lists_every_name_with_options_defaults_and_docs(capsys: pytest.
         assert all(f"\n  {name}: " in out for name in functions)
     assert "sections (keys of the YAML)\n  algorithm: " in out
     assert "cannot be used" not in out
-    assert "      size: int = 256\n          Number of held-out prompts" in out
+    assert "      size: int | None = None\n          Number of held-out prompts" in out
 
 
 def test_plugins_shows_one_name(capsys: pytest.CaptureFixture[str]) -> None:

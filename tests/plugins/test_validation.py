@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from hooktrainer.errors import ConfigError
 from hooktrainer.events import FitStart, StepEnd
+from hooktrainer.ports import Prompt
 from hooktrainer.testing import FakeBus, FakeEngine, FakeLatestSamples, FakePrompts, ManualClock, check_plugin
 from hooktrainer_plugins.validation import Validation
 
@@ -30,3 +34,38 @@ def test_mean_score_and_exact_match_are_both_reported(score: float, exact: float
 
     assert rows == [(None, None), (score, exact), (score, exact)]
     assert [answer.score for _, answer in samples.validated] == [score] * 16
+
+
+class FewPrompts(FakePrompts):
+    """A task with a few held-out prompts."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def heldout(self, count: int) -> Sequence[Prompt]:
+        return super().heldout(min(count, self.count))
+
+
+@pytest.mark.parametrize(("held_out", "size", "validated"), [(3, None, 3), (300, None, 256), (300, 260, 260)])
+def test_all_held_out_prompts_up_to_256_are_answered_unless_a_size_is_set(
+    held_out: int, size: int | None, validated: int
+) -> None:
+    samples = FakeLatestSamples()
+    ports = {"engine": FakeEngine(), "prompts": FewPrompts(held_out), "clock": ManualClock(), "samples": samples}
+    bus = FakeBus(Validation(size=size, every=1, **ports), provides=["metrics.row", "weights.published"])
+    bus.fire(FitStart)
+    bus.fire(StepEnd, step=1)
+    assert len(samples.validated) == validated
+
+
+@pytest.mark.parametrize(
+    ("held_out", "size", "message"), [(3, 4, "size is 4, and the task has 3"), (0, None, "has no")]
+)
+def test_a_lack_of_held_out_prompts_is_refused(held_out: int, size: int | None, message: str) -> None:
+    ports = {"engine": FakeEngine(), "prompts": FewPrompts(held_out), "clock": ManualClock()}
+    bus = FakeBus(
+        Validation(size=size, samples=FakeLatestSamples(), **ports), provides=["metrics.row", "weights.published"]
+    )
+    with pytest.raises(ConfigError, match=message):
+        bus.fire(FitStart)
