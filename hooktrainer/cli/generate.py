@@ -65,8 +65,15 @@ def _answers(args: argparse.Namespace, texts: Sequence[str] | None) -> list[tupl
 
 def _texts(prompts: Sequence[str] | None) -> Sequence[str]:
     """Return the given prompts, or the lines of the input."""
-    if prompts is not None:
-        return prompts
+    if prompts is None:
+        prompts = _lines_of_input()
+    for number, prompt in enumerate(prompts, start=1):
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise ConfigError(f"prompt {number} is not UTF-8: {prompt!r}")
+    return prompts
+
+
+def _lines_of_input() -> Sequence[str]:
     if sys.stdin.isatty():
         raise ConfigError("no prompt was given: use --prompt TEXT or --task CONFIG, or write one a line to the input")
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from safetensors import SafetensorError
 
 from hooktrainer._util.folders import replace_folder
 from hooktrainer.errors import ConfigError, Fault, HungError, RunError, line_of
@@ -62,7 +63,8 @@ class EngineExport:
             raise
         except Exception as error:  # noqa: BLE001 (code of a user)
             text = f"the model cannot be exported to {folder}: {line_of(error)}. An earlier export is unchanged"
-            raise RunError(text) from (None if isinstance(error, OSError) else error)
+            # safetensors wraps errors of the system.
+            raise RunError(text) from (None if isinstance(error, OSError | SafetensorError) else error)
 
     def _save(self, folder: Path) -> None:
         assert isinstance(self.engine, HasModule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -248,6 +249,10 @@ class TestFaults:
         assert "runs/decodr does not exist; expected a run directory such as runs/NAME, or the folder of a mo" in err
         assert "Did you mean 'decoder'?" in err
         assert "decoder.yaml is a file" in fault(capsys, command, "decoder.yaml", *rest)
+
+    def test_prompt_that_is_not_utf_8_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        err = fault(capsys, "generate", "runs/decoder", "--prompt", "1>", "--prompt", os.fsdecode(b"1\xff"))
+        assert "prompt 2 is not UTF-8: '1\\udcff'" in err
 
     def test_run_without_a_complete_step_has_no_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "config.yaml").write_text(DECODER)

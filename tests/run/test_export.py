@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from helpers.huggingface_models import save_model
@@ -188,6 +189,21 @@ def test_full_disk_at_the_end_leaves_the_earlier_model_and_names_the_folder(tmp_
         trainer.fit()
     assert not differs(before, weights_of(folder))
     assert not (folder.parent / ".model.unfinished").exists()
+
+
+@pytest.mark.parametrize("error", [OSError("No space left"), SafetensorError("I/O error: No space left")])
+def test_error_of_the_system_has_no_traceback(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build_trainer(config(tmp_path, "export"))
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(DecoderOptions, "save", fail)
+    with pytest.raises(RunError, match=r"No space left.* An earlier export is unchanged") as caught:
+        trainer.fit()
+    assert caught.value.__cause__ is None
 
 
 def test_full_disk_during_the_run_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
