@@ -112,6 +112,8 @@ CASES = {
     ),
     "watchdog": Case("plugins/hooktrainer_plugins/watchdog.py", "watchdog", "Watchdog, '_report'"),
 }
+NOT_OF_A_RUN = {"hooktrainer/report/training.py"}
+"""Its threads wait for runs; tests/report/test_compare.py checks that their errors end the command."""
 STARTERS = {"Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_thread", "ReportingThread"}
 
 
@@ -131,6 +133,7 @@ def test_every_thread_is_among_the_cases() -> None:
     found = {
         str(path.relative_to(ROOT)): count
         for path in files
+        if str(path.relative_to(ROOT)) not in NOT_OF_A_RUN
         if (count := len(starts(ast.parse(path.read_text(encoding="utf-8")))))
     }
     threads = {file: {case.thread for case in CASES.values() if case.file == file} for file in found}
