@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -105,6 +106,8 @@ class Turns:
     def apply(self, request: Request, future: Future[_Reply]) -> None:
         """Append an observation to a request, which is incomplete again; or complete it with a score or an error."""
         conversation = _conversation_of(request)
+        with suppress(CancelledError):
+            future.exception()  # waits here, since an interrupt of this thread is no error of the answer
         self._apply(request, conversation, future)
         if conversation.has_ended:
             self.end(conversation)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -387,6 +391,39 @@ def test_whole_run_closes_every_environment_that_it_made(tmp_path: Path, rollout
     made = recorded(tmp_path, "made")
     assert len(made) >= 12
     assert recorded(tmp_path, "closed") == made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["inline", "thread", "process"])
+def test_interrupted_run_closes_the_environments_whose_steps_hang(tmp_path: Path, use: str) -> None:
+    folder = tmp_path / "environments"
+    folder.mkdir()
+    (tmp_path / "run.yaml").write_text(
+        f"""
+task: {{use: "helpers.environments:LoggedTalk", digits: 1, folder: {folder}, behaviour: hangs}}
+model: {{use: decoder, layers: 1, width: 16, heads: 2}}
+rollout: {{use: {use}, n: 2, max_response_length: 24}}
+trainer: {{total_steps: 2, train_batch_size: 2, ppo_mini_batch_size: 2}}
+plugins: [metric_aggregation, weight_sync]
+"""
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-m", "hooktrainer", "fit", "run.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for(lambda: bool(recorded(folder, "hangs")))
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate(timeout=PATIENCE_S)
+    finally:
+        run.kill()
+    assert run.returncode == 130, output
+    assert "another error" not in output
+    assert recorded(folder, "closed") == recorded(folder, "made")
 
 
 class Stepwise:
