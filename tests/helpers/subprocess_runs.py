@@ -122,7 +122,8 @@ class SubprocessRun:
         return found
 
     def _left(self) -> list[str]:
-        temporary = [path.name for path in self._temporary.rglob("*")]
+        files = (path.relative_to(self._temporary) for path in self._temporary.rglob("*"))
+        temporary = [path.name for path in files if not path.parts[0].startswith("torchelastic_")]  # kept by torchrun
         found = self.directory.glob("runs/**/.*")
         hidden = [str(path.relative_to(self.directory)) for path in found if path.name != ".no_step"]
         return [*processes_of(self.process.pid), *_orphans(self._shared), *temporary, *hidden]
