@@ -612,6 +612,25 @@ class TestTimes:
         assert late > 0
         assert max(handler.longest for handler in bus.times.handlers) <= total
 
+    def test_plugins_that_run_only_after_the_seal_have_no_time_in_rows(self) -> None:
+        @attrs.define
+        class Seals(Plugin):
+            @on(StepEnd, priority=Priority.REDUCE, makes=["metrics.row"])
+            def seal(self, event: StepEnd) -> None:
+                event.record.seal()
+
+        @attrs.define
+        class Late(Plugin):
+            @on(StepEnd, priority=Priority.REPORT, needs=["metrics.row"])
+            def read(self, event: StepEnd) -> None:
+                assert event.record.row == {}
+
+        bus = Bus.compose([Calls([]), Seals(), Late()])
+        bus.times.start_record()
+        bus.emit(step_end(1), Record(1))
+        assert bus.times.end_record().keys() == {"timing_s/hook/calls", "timing_s/hook/seals"}
+        assert bus.times.late()["timing_s/hook/late"] > 0
+
     def test_handler_times_after_the_seal_are_not_in_the_next_row(self) -> None:
         bus = Bus.compose([Calls([])])
         bus.times.start_record()

@@ -63,7 +63,7 @@ QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
         (
             "weight_sync",
             "plugins.weight_sync.enabled=false",
-            ["plugins[3] (validation; ", "plugins[6] (export; "],
+            ["plugins[3] (validation; ", "plugins[7] (export; "],
         ),
     ],
 )
