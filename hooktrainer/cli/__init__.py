@@ -15,13 +15,23 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from itertools import pairwise
 
 from hooktrainer._util.forks import Original, exit_now
 from hooktrainer._util.signals import Aborted
 from hooktrainer._util.streams import OutputLostError, prepare, write_result, write_stderr
 from hooktrainer.cli._config import split
 from hooktrainer.cli._exit import leave_with
-from hooktrainer.errors import ConfigError, Fault, HookTrainerError, listed, message_of, notes_of, traceback_of
+from hooktrainer.errors import (
+    MAX_LINE,
+    ConfigError,
+    Fault,
+    HookTrainerError,
+    listed,
+    message_of,
+    notes_of,
+    traceback_of,
+)
 
 __all__ = ["main"]
 
@@ -128,4 +138,8 @@ def _failure_text(error: HookTrainerError) -> str:
     if not isinstance(chain[-1], HookTrainerError):  # an error of a user's code needs its traceback
         return traceback_of(error)
     notes = [note for raised in chain for note in notes_of(raised)]
-    return "\n".join([f"the run failed: {': '.join(map(message_of, chain))}", *(f"  {note}" for note in notes), ""])
+    texts = [message_of(error)]
+    texts += [
+        message_of(cause) for raised, cause in pairwise(chain) if message_of(cause, MAX_LINE) not in message_of(raised)
+    ]
+    return "\n".join([f"the run failed: {': '.join(texts)}", *(f"  {note}" for note in notes), ""])

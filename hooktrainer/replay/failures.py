@@ -46,7 +46,7 @@ class Failures:
             limit = "max_failed_groups" if reason == "error" else "max_lost_groups"
             allowed = self._max_failed if reason == "error" else self._max_lost
             text = f"{summary}, and the limit replay.{limit} = {allowed} is exceeded"
-            self._fatal = RolloutError(f"{text}: {shortened(line_of(error), MAX_LINE)}")
+            self._fatal = RolloutError(f"{text}: {line_of(error)}")
             self._fatal.__cause__ = error
         elif not exceeded:
             _LOG.warning("%s and is replaced: %s", summary, line_of(error))
