@@ -14,7 +14,9 @@ from hooktrainer.weight_sync.waiting import wait_until
 
 WAIT_S: Final = 600.0
 """Seconds that a sync waits for another one to end."""
-_CHANGED: Final = threading.Condition()
+# Entered in place of the condition, whose `__enter__` an interrupt can leave with the lock held for ever.
+_LOCK: Final = threading.RLock()
+_CHANGED: Final = threading.Condition(_LOCK)
 _RUNNING: Final[dict[int, _Sync]] = {}
 """The sync that uses a transport or an engine, by `id` of that object."""
 
@@ -40,7 +42,7 @@ def exclusive_sync(version: int, used: Sequence[object]) -> Iterator[None]:
         return [_RUNNING[key] for key in keys if key in _RUNNING]
 
     try:
-        with _CHANGED:
+        with _LOCK:
             if outer := [other for other in others() if other.thread is sync.thread]:
                 raise SyncError(
                     f"version {version} was not published: this thread is publishing version {outer[0].version}, and a "
@@ -51,7 +53,7 @@ def exclusive_sync(version: int, used: Sequence[object]) -> Iterator[None]:
             _RUNNING.update(dict.fromkeys(keys, sync))
         yield
     finally:
-        with _CHANGED:
+        with _LOCK:
             for key in keys:
                 if _RUNNING.get(key) is sync:
                     del _RUNNING[key]
