@@ -19,7 +19,7 @@ from hooktrainer.cli import main
 from hooktrainer.run.record import Start
 
 ROWS = [row(step, score) for step, score in enumerate((0.1, 0.4, 0.3), 1)]
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\"{{ 7 * 7 }}"
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\"{{ 7919 * 7907 }}"
 
 
 def test_values_of_a_run_are_on_its_page(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert [tag for tag, _ in page.tags].count("script") == 2
     assert page.curve(HOSTILE)["y"] == [1, 1, 1]
     assert page.said.count("alert(1)") >= 8
-    assert "49" not in page.said
+    assert "62615533" not in page.said
 
 
 def test_samples_are_shown_with_every_key(tmp_path: Path) -> None:
