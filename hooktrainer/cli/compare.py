@@ -20,9 +20,9 @@ from hooktrainer.cli._config import split
 from hooktrainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hooktrainer.report.groups import Group
-    from hooktrainer.report.studies import Variant
     from hooktrainer.run.history import RunHistory
+    from hooktrainer.run.report.groups import Group
+    from hooktrainer.run.report.studies import Variant
 
 _RUNS: Final = Path("runs", "compare")
 
@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train the runs that are missing, and print the table."""
-    from hooktrainer.report.comparison import draw, metric_of, require_plots, table
-    from hooktrainer.report.groups import grouped
     from hooktrainer.run.history import RunHistory
+    from hooktrainer.run.report.comparison import draw, metric_of, require_plots, table
+    from hooktrainer.run.report.groups import grouped
 
     if args.figure:
         require_plots()
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trained(args: argparse.Namespace, files: Sequence[Path], overrides: Sequence[str]) -> list[Group]:
-    from hooktrainer.report.studies import check, read_variants
-    from hooktrainer.report.training import Training
+    from hooktrainer.run.report.studies import check, read_variants
+    from hooktrainer.run.report.training import Training
 
     if not files:
         raise ConfigError("there is nothing to compare: name a study, configurations or run directories")
@@ -76,7 +76,7 @@ def _trained(args: argparse.Namespace, files: Sequence[Path], overrides: Sequenc
 
 
 def _report(variant: Variant, seed: int, run: RunHistory) -> None:
-    from hooktrainer.report.headline import headline_of
+    from hooktrainer.run.report.headline import headline_of
 
     head = headline_of(run)
     score = "no score" if head.last is None else f"{head.last:.3f}"

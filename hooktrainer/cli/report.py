@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page, and print its path."""
-    from hooktrainer.report.page import page_of
     from hooktrainer.run.history import RunHistory
+    from hooktrainer.run.report.page import page_of
 
     directories = list(dict.fromkeys(args.directories)) or [latest_run("report")]
     output = args.output or (directories[0] / _NAME if len(directories) == 1 else Path(_NAME))
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(output: Path) -> None:
     """Raise `ConfigError` if the page would replace another file."""
-    from hooktrainer.report.page import GENERATOR
+    from hooktrainer.run.report.page import GENERATOR
 
     if output.is_dir():
         raise ConfigError(f"--output {output} is a directory; name a file, such as {output / _NAME}")

@@ -16,6 +16,7 @@ __all__ = [
     "ranks",
     "record",
     "registry",
+    "report",
     "resume",
     "rows",
     "settings",

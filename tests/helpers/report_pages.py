@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from hooktrainer.report.page import page_of
 from hooktrainer.run.history import RunHistory
+from hooktrainer.run.report.page import page_of
 
 
 @attrs.define

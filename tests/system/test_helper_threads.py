@@ -112,7 +112,7 @@ CASES = {
     ),
     "watchdog": Case("plugins/hooktrainer_plugins/watchdog.py", "watchdog", "Watchdog, '_report'"),
 }
-NOT_OF_A_RUN = {"hooktrainer/report/training.py"}
+NOT_OF_A_RUN = {"hooktrainer/run/report/training.py"}
 """Its threads wait for runs; tests/report/test_compare.py checks that their errors end the command."""
 STARTERS = {"Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_thread", "ReportingThread"}
 

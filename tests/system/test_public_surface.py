@@ -15,7 +15,7 @@ from hooktrainer import errors
 
 @pytest.mark.parametrize(
     "module",
-    ["hooktrainer", "hooktrainer.config", "hooktrainer.report", "hooktrainer.simulation", "hooktrainer.testing"],
+    ["hooktrainer", "hooktrainer.config", "hooktrainer.run.report", "hooktrainer.simulation", "hooktrainer.testing"],
 )
 def test_all_is_sorted_complete_and_importable(module: str) -> None:
     found = importlib.import_module(module)
@@ -48,7 +48,7 @@ def test_dir_shows_the_public_names() -> None:
         "from hooktrainer import Bus, Plugin, Priority, Trainer, build_trainer, load_config, on, port, state",
         "import hooktrainer.events, hooktrainer.metrics, hooktrainer.ports, hooktrainer.bus, hooktrainer.config",
         "import hooktrainer.simulation, hooktrainer.testing.contract, hooktrainer.run.composition",
-        "import hooktrainer.report.page, hooktrainer.report.comparison, hooktrainer.report.studies",
+        "import hooktrainer.run.report.page, hooktrainer.run.report.comparison, hooktrainer.run.report.studies",
         "import hooktrainer.sinks.console, hooktrainer.sinks.jsonl",
         "import hooktrainer_plugins.log_after_collect, hooktrainer_plugins.metric_aggregation",
         "import hooktrainer_plugins.staleness, hooktrainer_plugins.validation, hooktrainer_plugins.weight_sync",

@@ -12,10 +12,10 @@ import pytest
 
 from helpers.run_directories import row, written
 from hooktrainer.cli import main
-from hooktrainer.report import training
-from hooktrainer.report.studies import check, read_variants
+from hooktrainer.run.report import training
+from hooktrainer.run.report.studies import check, read_variants
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STUDIES = sorted((ROOT / "examples" / "studies").glob("*.yaml"))
 SYNC = ROOT / "configs" / "sync.yaml"
 

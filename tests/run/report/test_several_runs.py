@@ -10,7 +10,7 @@ import numpy as np
 from helpers.report_pages import report
 from helpers.run_directories import row, written
 from hooktrainer.cli import main
-from hooktrainer.report.curves import curve_of
+from hooktrainer.run.report.curves import curve_of
 from hooktrainer.run.rows import Column
 
 

@@ -14,14 +14,14 @@ import attrs
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from hooktrainer.report.charts import Drawing, drawing_of
-from hooktrainer.report.defaults import chosen_settings
-from hooktrainer.report.groups import SCORES, Group, differences, grouped
-from hooktrainer.report.headline import Headline, duration, headline_of, mean_of
-from hooktrainer.report.notes import notes_on
-from hooktrainer.report.samples import shown_samples
 from hooktrainer.run.history import RunHistory
 from hooktrainer.run.record import Start
+from hooktrainer.run.report.charts import Drawing, drawing_of
+from hooktrainer.run.report.defaults import chosen_settings
+from hooktrainer.run.report.groups import SCORES, Group, differences, grouped
+from hooktrainer.run.report.headline import Headline, duration, headline_of, mean_of
+from hooktrainer.run.report.notes import notes_on
+from hooktrainer.run.report.samples import shown_samples
 
 GENERATOR: Final = "hooktrainer report"
 """Name of the generator in the page, by which a report is recognized."""

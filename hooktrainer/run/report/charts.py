@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 import attrs
 import numpy as np
 
-from hooktrainer.report.curves import Curve, curve_of
-from hooktrainer.report.groups import EXACT, SCORES, Group
+from hooktrainer.run.report.curves import Curve, curve_of
+from hooktrainer.run.report.groups import EXACT, SCORES, Group
 from hooktrainer.run.rows import Column
 
 _Kind = Literal["lines", "stack"]

@@ -17,9 +17,9 @@ from typing import Any, Final
 import attrs
 
 from hooktrainer.errors import RunError
-from hooktrainer.report.groups import Group
-from hooktrainer.report.studies import Variant
 from hooktrainer.run.history import RunHistory
+from hooktrainer.run.report.groups import Group
+from hooktrainer.run.report.studies import Variant
 
 FILE: Final = "compare.json"
 """File of a run directory with the command of a complete run, and the CPU time that it took."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hooktrainer.errors import ConfigError, did_you_mean
-from hooktrainer.report.curves import curve_of
-from hooktrainer.report.groups import EXACT, SCORES, Group
-from hooktrainer.report.headline import score_of
-from hooktrainer.report.training import cpu_seconds_of
 from hooktrainer.run.history import RunHistory
+from hooktrainer.run.report.curves import curve_of
+from hooktrainer.run.report.groups import EXACT, SCORES, Group
+from hooktrainer.run.report.headline import score_of
+from hooktrainer.run.report.training import cpu_seconds_of
 
 _NONE = "-"
 

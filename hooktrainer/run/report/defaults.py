@@ -10,9 +10,9 @@ import attrs
 
 from hooktrainer.config.fields import default_of, init_fields, option_name
 from hooktrainer.config.sections import COMPONENTS, Config, section_classes
-from hooktrainer.report.groups import shown
 from hooktrainer.run.history import RunHistory
 from hooktrainer.run.registry import KIND_OF_SECTION, settable_fields
+from hooktrainer.run.report.groups import shown
 
 _PLACE: Final = "run."
 _RESERVED: Final = ("use", "name", "enabled", "priority")

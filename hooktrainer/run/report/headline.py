@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from hooktrainer.report.groups import SCORES
 from hooktrainer.run.history import RunHistory
+from hooktrainer.run.report.groups import SCORES
 from hooktrainer.run.rows import Column
 
 
