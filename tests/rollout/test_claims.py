@@ -106,6 +106,7 @@ def test_threads_claim_no_groups_while_too_many_wait_for_scores(slots: int, rewa
         engine.close()
 
 
+@pytest.mark.slow
 def test_no_group_is_sent_to_a_worker_process_in_which_too_many_wait_for_scores(tmp_path: Path) -> None:
     task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
     os.mkfifo(task.inside)

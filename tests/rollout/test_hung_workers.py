@@ -169,6 +169,7 @@ def ready_worker(engine: WorkerEngine) -> int:
     return active_children()[0].pid
 
 
+@pytest.mark.slow
 def test_a_starved_run_names_the_process_that_is_stopped(start: Start) -> None:
     buffer = GroupBuffer(STARVES)
     pid = ready_worker(start(ProcessOptions, buffer, TASK, workers=1))
@@ -197,6 +198,7 @@ def stuck(tmp_path: Path) -> NeverReturns:
     return task
 
 
+@pytest.mark.slow
 def test_a_starved_run_names_the_process_that_hangs_and_its_last_request(
     start: Start, stuck: NeverReturns, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_starved_run_names_the_process_that_hangs_and_its_last_request(
     assert re.search(busy.replace("Generate", "Pause"), described)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_names_the_method_of_a_process_that_hangs(
     start: Start, stuck: NeverReturns, caplog: pytest.LogCaptureFixture
 ) -> None:

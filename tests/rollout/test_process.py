@@ -167,6 +167,7 @@ class TestDeaths:
         assert reason == "worker_died"
         assert "returned early, with exit code 0 while it answered group 0" in str(error)
 
+    @pytest.mark.slow
     def test_workers_ignore_sigint(self, make: Make) -> None:
         engine = make()
         queue = started(engine)
@@ -266,6 +267,7 @@ class TestSyncs:
         queue.wait_for(2)
         assert list(queue.finished) == [0, 5]
 
+    @pytest.mark.slow
     def test_stopped_worker_with_a_full_pipe_delays_no_other_worker(self, make: Make) -> None:
         engine = make(sync_timeout_s=0.5, workers=2)
         started(engine, 64).wait_for(64)
@@ -410,6 +412,7 @@ class TestRuns:
         assert [row["ledger/imbalance"] for row in rows] == [0] * 12
         assert trainer.ports.buffer.ledger.sampled.groups == 12 * 8
 
+    @pytest.mark.slow
     def test_error_in_a_worker_is_raised_by_fit_soon(self, tmp_path: Path) -> None:
         trainer = run(tmp_path, fails=True)
         with pytest.raises(RolloutError) as caught:

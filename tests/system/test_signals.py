@@ -232,6 +232,7 @@ def test_further_sigterms_do_not_interrupt_the_end_of_the_run(tmp_path: Path) ->
     assert run.left() == []
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_exits_immediately(tmp_path: Path) -> None:
     run = fit(tmp_path, config(at="fit_end"))
     run.until("step", times=2)

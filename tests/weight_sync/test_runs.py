@@ -111,6 +111,7 @@ class TestCanary:
             queue.wait_for(3)
             assert {version for answers in queue.finished.values() for version in versions_of(answers)} == {0}
 
+    @pytest.mark.slow
     def test_worker_that_keeps_its_old_head_fails_the_canary(self, build: Callable[..., Engine]) -> None:
         learner, engine = policy(), build("process", partial(policy, StaleInWorkers))
         sync(learner, 0, engine)
@@ -151,6 +152,7 @@ class TestCanary:
 
 
 class TestWorkers:
+    @pytest.mark.slow
     def test_worker_that_becomes_ready_late_uses_the_published_weights(self, build: Callable[..., Engine]) -> None:
         engine = build("process")
         sync(policy(), 0, engine)
@@ -177,6 +179,7 @@ class TestWorkers:
         queue.wait_for(8)
         assert versions_of(queue.finished[10]) == {1}
 
+    @pytest.mark.slow
     def test_a_worker_that_cannot_score_fails_the_sync(self, build: Callable[..., Engine]) -> None:
         engine = build("process")
         sync(policy(), 0, engine)
