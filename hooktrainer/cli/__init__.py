@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from itertools import pairwise
 from hooktrainer._util.forks import Original, exit_now
 from hooktrainer._util.signals import Aborted
 from hooktrainer._util.streams import OutputLostError, prepare, write_result, write_stderr
-from hooktrainer.cli._config import split
+from hooktrainer.cli._config import overrides_meant, split
 from hooktrainer.cli._exit import leave_with
 from hooktrainer.errors import (
     MAX_LINE,
@@ -84,8 +85,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if rest and (not hasattr(args, "config") or any(argument.startswith("-") for argument in rest)):
-        overrides = [argument.lstrip("-") for argument in rest if "=" in argument and hasattr(args, "config")]
-        hint = f"; an override has no dashes: {' '.join(overrides)}" if overrides else ""
+        given = sys.argv[1:] if argv is None else argv
+        overrides = overrides_meant(rest, given, args.config) if hasattr(args, "config") else []
+        hint = f"; an override has no dashes: {shlex.join(overrides)}" if overrides else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         args.config += rest  # argparse takes positional arguments in one piece, so an option may have cut them

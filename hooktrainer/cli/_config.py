@@ -40,6 +40,27 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return [argument for argument in arguments if argument not in overrides], overrides
 
 
+def overrides_meant(unknown: Sequence[str], arguments: Sequence[str], config: Sequence[str]) -> list[str]:
+    """Return the overrides that arguments in the style `--name value` stand for, out of those that are unknown."""
+    from hooktrainer.run import loading
+
+    files, overrides = [argument for argument in config if _is_file(argument)], []
+    for flag in dict.fromkeys(argument for argument in unknown if argument.startswith("-") or "=" in argument):
+        bare, equals, value = flag.lstrip("-").partition("=")
+        path = loading.path_of_option(bare.replace("-", "_"), files)
+        if not equals and path:
+            value = _value_after(flag, arguments)
+        if path or equals:
+            overrides.append(f"{path or bare}={value}")
+    return overrides
+
+
+def _value_after(flag: str, arguments: Sequence[str]) -> str:
+    """Return the argument after a flag; "true" for a flag that stands alone."""
+    following = [*arguments[arguments.index(flag) + 1 :][:1]] if flag in arguments else []
+    return next((each for each in following if not each.startswith("--") and not _is_file(each)), "true")
+
+
 def load(args: argparse.Namespace) -> Composition:
     """Compose the run that the arguments describe; print warnings to standard error, each once."""
     from hooktrainer.run import loading

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,6 +16,7 @@ from hooktrainer.config.conversion import read
 from hooktrainer.config.entries import instance_name
 from hooktrainer.config.faults import Faults
 from hooktrainer.config.files import read_files, read_mapping, to_yaml
+from hooktrainer.config.other_names import OPTIONS
 from hooktrainer.config.sections import COMPONENTS, SECTIONS
 from hooktrainer.config.short_forms import expanded
 from hooktrainer.errors import ConfigError
@@ -41,6 +43,19 @@ def load_config(*paths: str | Path, overrides: Iterable[str] = ()) -> Config:
 def load(*paths: str | Path, overrides: Iterable[str] = ()) -> Composition:
     """Return the composition of the configuration that `load_config` returns."""
     return _warned(_read(paths, overrides))
+
+
+def path_of_option(name: str, paths: Sequence[str | Path]) -> str:
+    """Return the full path of the option that has this name in the files, or here for verl and TRL; else "".
+
+    A name with a dot counts as a full path.
+    """
+    if "." in name:
+        return name
+    data: dict[str, Any] = {}
+    with suppress(ConfigError):  # without the files, the options of their classes are unknown
+        data = read_files([Path(path) for path in paths], (), _EXPAND, Faults()) if paths else {}
+    return paths_of_keys(_classes_in(data)).get(name) or OPTIONS.get(name, "")
 
 
 def config_from_mapping(
