@@ -11,14 +11,15 @@ import attrs
 
 from hooktrainer._util.imports import described
 from hooktrainer.config.origins import Origins
-from hooktrainer.config.other_names import hint_for_other_name
+from hooktrainer.config.other_names import OPTIONS, hint_for_other_name
 from hooktrainer.config.scalars import EnvironmentText
 from hooktrainer.errors import ConfigError, Fault, PlanError, did_you_mean, message_of
 
 _LONGEST: Final = 400
 """Characters of a value in a fault."""
 _LIKELY_TYPO: Final = 0.8
-"""Similarity to an option of the same section from which a key is a typing error, not a key of verl or TRL."""
+"""Similarity to an option of the same section from which a key is a typing error, not a key of verl or TRL for
+another section."""
 
 
 @attrs.frozen
@@ -53,7 +54,8 @@ class Faults:
         near = difflib.get_close_matches(word, elsewhere, n=1)
         there = f" Did you mean '{elsewhere[near[0]]}'?" if near else ""
         typed = difflib.get_close_matches(word, known, n=1, cutoff=_LIKELY_TYPO)
-        other = "" if typed else hint_for_other_name(word)
+        below_here = OPTIONS.get(word, "").startswith(f"{self.address}.")
+        other = "" if typed and not below_here else hint_for_other_name(word)
         similar = there if word in elsewhere else other or did_you_mean(word, known) or there
         hint = f" {remedy}" if remedy else similar
         takes = f"takes {', '.join(known)}" if known else "takes no options"

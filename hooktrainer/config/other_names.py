@@ -1,4 +1,4 @@
-"""Keys of verl and TRL, and the options that mean the same here, for suggestions."""
+"""Keys of verl, TRL and PEFT, and the options that mean the same here, for suggestions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,12 @@ OPTIONS: Final[Mapping[str, str]] = {
     "model_name_or_path": "model.path",
     "attn_implementation": "model.attention",
     "enable_gradient_checkpointing": "model.gradient_checkpointing",
-    "lora_rank": "model.lora",
+    "r": "model.lora.rank",
+    "lora_r": "model.lora.rank",
+    "lora_rank": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "target_modules": "model.lora.targets",
+    "lora_target_modules": "model.lora.targets",
     "train_files": "task.path",
     "prompt_key": "task.prompt",
     "reward_funcs": "task.rewards",
@@ -84,7 +89,7 @@ ABSENT: Final[Mapping[str, str]] = {
 
 
 def hint_for_other_name(key: str) -> str:
-    """Return " Did you mean '...'?" for a key of verl or TRL, or that there is no such option; else an empty string."""
+    """Return " Did you mean '...'?" for a key of verl, TRL or PEFT, or that there is no such option; else no text."""
     if key in OPTIONS:
         return f" Did you mean '{OPTIONS[key]}'?"
     return f" {ABSENT[key]}" if key in ABSENT else ""

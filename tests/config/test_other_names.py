@@ -14,6 +14,7 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, settable_fields
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+HUGGINGFACE = QUICKSTART.with_name("huggingface.yaml")
 COMPONENT_OF_OPTIONS = {"task": "dataset", "model": "huggingface", "rollout": "thread"}
 
 
@@ -57,6 +58,28 @@ def exists(path: str) -> bool:
 )
 def test_a_key_of_verl_or_trl_is_refused_with_the_option_that_means_the_same(override: str, path: str) -> None:
     assert message_of(override).endswith(f"Did you mean '{path}'?")
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("lora.r", "model.lora.rank"),
+        ("r", "model.lora.rank"),
+        ("lora_r", "model.lora.rank"),
+        ("lora_rank", "model.lora.rank"),
+        ("lora_alpha", "model.lora.alpha"),
+        ("lora.lora_alpha", "model.lora.alpha"),
+        ("target_modules", "model.lora.targets"),
+        ("lora.target_modules", "model.lora.targets"),
+        ("lora_target_modules", "model.lora.targets"),
+    ],
+)
+def test_a_key_of_peft_is_refused_with_the_option_of_the_adapters(key: str, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(HUGGINGFACE, overrides=[f"model.{key}=4"])
+    (fault,) = (fault for fault in caught.value.faults if "unknown key" in fault.message)
+    assert fault.message.endswith(f"Did you mean '{path}'?")
+    load_config(HUGGINGFACE, overrides=[f"{path}={'[q_proj]' if path.endswith('targets') else 4}"])
 
 
 @pytest.mark.parametrize("key", ["rollout.tensor_model_parallel_size", "trainer.n_gpus_per_node", "critic.use_vllm"])
