@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
-from hooktrainer._util.registry import BUILDS_A, HINT
+from hooktrainer._util.registry import BUILDS_A, HINT, NAMES_A
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import (
     Fields,
@@ -63,7 +63,14 @@ def read(cls: type[T], data: object, faults: Faults) -> T | Unread:
         return typing.cast("T | Unread", own(data, faults))
     if part := next((field for field in init_fields(cls) if BUILDS_A in field.metadata), None):
         return _read_component(cls, part, data, faults)
+    if isinstance(data, str) and _is_named(cls):
+        data = {"use": data}
     return read_fields(cls, init_fields(cls), {} if data is None else data, faults, faults.address or "the top level")
+
+
+def _is_named(cls: type) -> bool:
+    """Return whether an object of the class may be written as a name alone, the value of its option `use`."""
+    return any(option_name(field) == "use" and NAMES_A in field.metadata for field in init_fields(cls))
 
 
 def _read_component(cls: type[T], part: attrs.Attribute[Any], data: object, faults: Faults) -> T | Unread:

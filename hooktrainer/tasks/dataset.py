@@ -11,13 +11,13 @@ import attrs
 import numpy as np
 from attrs.validators import ge, min_len
 
-from hooktrainer._util.registry import FILE, HINT
+from hooktrainer._util.registry import FILE, HINT, NAMES_A
 from hooktrainer.errors import ConfigError
 from hooktrainer.ports import Answer, Example, Score
 from hooktrainer.tasks.examples import LazyExamples
 from hooktrainer.tasks.files import Rows, first_row
 from hooktrainer.tasks.files.columns import MISSING, missing_column, value_at
-from hooktrainer.tasks.rewards import Names, RewardOptions, Rewards
+from hooktrainer.tasks.rewards import REWARDS, Names, RewardOptions, Rewards
 from hooktrainer.tasks.split import Split, prompt_of
 
 TRUTHS: Final = ("reward_model.ground_truth", "ground_truth", "truth", "answer", "solution")
@@ -75,8 +75,9 @@ class Dataset:
     truth: str | None = attrs.field(default="auto", validator=_is_column)
     """Column of the truth. `auto` is the first of reward_model.ground_truth, ground_truth, truth, answer and solution
     that there is; null is none."""
-    rewards: tuple[RewardOptions, ...] = attrs.field(validator=[min_len(1), _are_bound])
-    """Reward functions. The score is the sum of their values, each times its weight."""
+    rewards: tuple[RewardOptions, ...] = attrs.field(validator=[min_len(1), _are_bound], metadata={NAMES_A: REWARDS})
+    """Reward functions, each with options or only by its name, `my_rewards.py:exact`. The score is the sum of
+    their values, each times its weight."""
     heldout_count: int | float = attrs.field(
         default=0,
         alias="heldout",

@@ -249,6 +249,23 @@ def test_files_are_relative_to_the_yaml_or_to_the_working_directory(
     assert composed({"path": "b.jsonl", "heldout_path": "a.jsonl", "rewards": use}, tmp_path).heldout(9)
 
 
+@pytest.mark.usefixtures("rewards")
+def test_a_reward_that_is_only_a_name_has_the_default_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path.parent)  # so that the file is relative to the YAML file
+    jsonl(tmp_path / "a.jsonl", numbered(3))
+    name, full = "my_rewards.py:exact", {"use": "my_rewards.py:exact", "name": "again", "weight": 2}
+    task = composed({"path": "a.jsonl", "rewards": [name, full]}, tmp_path)
+    assert task.rewards[0] == RewardOptions(use=f"{tmp_path}/my_rewards.py:exact")
+    assert task.rewards[1] == RewardOptions(use=f"{tmp_path}/my_rewards.py:exact", name="again", weight=2.0)
+    assert composed({"use": "mixture", "tasks": [{"use": "dataset", "path": "a.jsonl", "rewards": [name]}]}, tmp_path)
+    for wrong, message in [
+        ("my_rewards.py:exakt", r"rewards\[0\].use: .*Did you mean 'exact'\?"),
+        ("none.py:exact", r"rewards\[0\].use: there is no file"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            composed({"path": "a.jsonl", "rewards": [wrong]}, tmp_path)
+
+
 def test_the_file_is_not_sent_to_worker_processes(tmp_path: Path, rewards: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", numbered(5000))
     task = task_of(path, rewards)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hooktrainer.tasks.rewards.binding import Binding, Names
-from hooktrainer.tasks.rewards.options import RewardOptions
+from hooktrainer.tasks.rewards.options import REWARDS, RewardOptions
 from hooktrainer.tasks.rewards.scores import Rewards
 
-__all__ = ["Binding", "Names", "RewardOptions", "Rewards", "activity"]
+__all__ = ["REWARDS", "Binding", "Names", "RewardOptions", "Rewards", "activity"]
