@@ -47,6 +47,8 @@ class JsonlSink:
     """The step of the last call of `write`, which may have been interrupted."""
     _written: int = attrs.field(default=-1, init=False)
     """The step of the last row that was written completely."""
+    _state: tuple[int, int, int] | None = attrs.field(default=None, init=False, repr=False)
+    """The state of the file after that row. While it lasts, the file need not be read."""
     _warned: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     @property
@@ -80,7 +82,7 @@ class JsonlSink:
             files.sync(self.directory)
         except OSError as error:
             raise RecordError(f"rows cannot be written to {self.path}: {error}. Move or remove that path") from None
-        self._open, self._last_attempt = True, None
+        self._open, self._last_attempt, self._state = True, None, None
 
     def write(self, step: int, row: Row) -> None:
         """Append a row and sync it to disk. Raises `RecordError` unless steps ascend.
@@ -98,7 +100,8 @@ class JsonlSink:
             ) from None
 
     def _write(self, step: int, row: Row) -> None:
-        last = self._last_step()  # read from the file, which another process may have changed
+        unchanged = self._state is not None and self._state == _state_of(self.path)
+        last = self._written if unchanged else self._last_step()  # another process may have changed the file
         if step == last == self._last_attempt:
             return
         if step <= last:
@@ -109,7 +112,8 @@ class JsonlSink:
         line = json.dumps({"step": step} | self._finite(row) | steps, allow_nan=False)
         self._last_attempt = step
         append(self.path, f"{line}\n".encode())
-        self._written = step
+        self._written = step  # before the state, so that an interrupt between them leads to a read
+        self._state = _state_of(self.path)
 
     def rewind(self, step: int) -> Sequence[int]:
         """Delete all rows after `step` and return their steps. Afterwards steps ascend and are unique.
@@ -136,7 +140,7 @@ class JsonlSink:
             _LOG.warning("%s was repaired: %s; the earlier file is kept as %s", self.path, repairs, aside.name)
         elif len(fresh) < len(data):
             os.truncate(self.path, len(fresh))
-        self._written = -1
+        self._written, self._state = -1, None
         if found.unreadable:
             numbers = ", ".join(map(str, found.unreadable))
             text = "%s: unreadable rows after step %d were deleted: line %s; the earlier file is kept as %s"
@@ -219,6 +223,15 @@ class JsonlSink:
             self._warned.update(new)
             _LOG.warning("%s: NaN and infinite values are written as null: %s", self.path.name, ", ".join(new))
         return flat | dict.fromkeys(nonfinite)
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    """Return inode, size and time of change of a file; None if it is missing."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _flatten(row: Mapping[str, object]) -> Iterator[tuple[str, float]]:

@@ -99,6 +99,34 @@ def test_interrupted_write_leaves_complete_rows(tmp_path: Path, monkeypatch: pyt
     assert steps(tmp_path) == [1]
 
 
+@pytest.mark.parametrize("last", [1, 2, 4, 9])
+def test_a_file_that_another_process_replaced_is_read_again(tmp_path: Path, last: int) -> None:
+    sink = opened(tmp_path)
+    sink.write(1, {})
+    sink.write(2, {})
+    (tmp_path / "other").write_text(lines(1, last) if last > 1 else lines(1))
+    (tmp_path / "other").replace(tmp_path / "metrics.jsonl")
+
+    if last == 9:
+        with pytest.raises(RecordError, match="step 5 follows step 9"):
+            sink.write(5, {})
+    else:
+        sink.write(5, {})
+        assert steps(tmp_path) == sorted({1, last, 5})
+
+
+def test_rows_are_appended_without_a_read_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = opened(tmp_path)
+    sink.write(1, {})
+    monkeypatch.setattr(jsonl.StoredRow, "of", lambda line: pytest.fail(f"{line!r} was read"))
+
+    sink.write(2, {})
+    sink.write(2, {})
+    sink.write(3, {})
+
+    assert steps(tmp_path) == [1, 2, 3]
+
+
 def test_a_row_is_on_the_disk_when_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = opened(tmp_path)
     synced: list[int] = []
