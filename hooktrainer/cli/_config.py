@@ -41,7 +41,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def overrides_meant(unknown: Sequence[str], arguments: Sequence[str], config: Sequence[str]) -> list[str]:
-    """Return the overrides that arguments in the style `--name value` stand for, out of those that are unknown."""
+    """Return the overrides that unknown arguments in the style `--name value` mean."""
     from hooktrainer.run import loading
 
     files, overrides = [argument for argument in config if _is_file(argument)], []
@@ -56,7 +56,7 @@ def overrides_meant(unknown: Sequence[str], arguments: Sequence[str], config: Se
 
 
 def _value_after(flag: str, arguments: Sequence[str]) -> str:
-    """Return the argument after a flag; "true" for a flag that stands alone."""
+    """Return the argument after a flag; "true" for a flag without one."""
     following = [*arguments[arguments.index(flag) + 1 :][:1]] if flag in arguments else []
     return next((each for each in following if not each.startswith("--") and not _is_file(each)), "true")
 

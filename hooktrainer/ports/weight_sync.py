@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import numpy as np
@@ -12,10 +12,13 @@ from hooktrainer.errors import SyncError
 from hooktrainer.ports.groups import Floats, Tokens
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Weights: TypeAlias = Mapping[str, "Tensor"]
 """Tensors by name."""
+_LARGE: Final = 30.0
+"""Nats beyond which a log-probability is a sign of divergence: of a uniform guess among 250,000 tokens, it is -12."""
 
 
 @runtime_checkable
@@ -50,7 +53,7 @@ class Canary:
     logprobs: Floats
     """Log-probability of each token given the tokens before it, from the learner. Shape (L - 1,)."""
     atol: float
-    """Largest allowed difference, in nats."""
+    """Largest allowed difference, in nats. Log-probabilities below -30 have a relative limit: `atol` for each 30."""
 
     def __attrs_post_init__(self) -> None:
         if self.logprobs.shape != (len(self.tokens) - 1,) or not self.logprobs.size:
@@ -64,7 +67,7 @@ class Canary:
             )
 
     def compare(self, found: Floats, who: str) -> float:
-        """Return the largest difference to `found`. Raises `SyncError` if it exceeds `atol`.
+        """Return the largest difference to `found`. Raises `SyncError` if one exceeds what `atol` allows.
 
         `found` has the shape (L - 1,), or (R, L - 1) from R copies of the weights. `who` names the engine in errors.
         """
@@ -76,17 +79,40 @@ class Canary:
             )
         same = rows == self.logprobs  # equal infinities count as equal; their difference is NaN
         differences = np.where(same, 0.0, np.abs(np.where(same, 0.0, rows) - np.where(same, 0.0, self.logprobs)))
-        worst = float(np.max(differences))
-        if not worst <= self.atol:  # also true for NaN
-            row, place = np.unravel_index(np.argmax(np.nan_to_num(differences, nan=np.inf)), differences.shape)
+        excess = np.nan_to_num(differences - self._allowed(), nan=np.inf)
+        row, place = np.unravel_index(np.argmax(excess), excess.shape)
+        if excess[row, place] > 0.0:
             raise SyncError(
-                f"{who} does not use the weights that it confirmed: for the canary's token {place + 1} (id "
-                f"{self.tokens[place + 1]}) its log-probability is {rows[row, place]:.6g}, the learner's "
-                f"{self.logprobs[place]:.6g}, a difference of {differences[row, place]:.3g}; canary_atol allows "
-                f"{self.atol:g}. Possible causes: an old head, tied embedding or cache, or an adapter that is missing "
-                "or applied twice. An engine of lower precision needs a larger canary_atol"
+                f"{self._cause(int(place), who)}: for the canary's token {place + 1} (id {self.tokens[place + 1]}) its "
+                f"log-probability is {rows[row, place]:.9g}, the learner's {self.logprobs[place]:.9g}, a "
+                f"difference of {differences[row, place]:.3g}; canary_atol allows {self._allowed()[place]:.3g}. "
+                f"{self._remedy(int(place))}"
             )
-        return worst
+        return float(np.max(differences))
+
+    def _allowed(self) -> NDArray[np.float64]:
+        """Return the largest allowed difference of each token; it grows with log-probabilities that are large."""
+        sizes = np.where(np.isfinite(self.logprobs), np.abs(self.logprobs), 0.0).astype(np.float64)
+        return self.atol * np.maximum(1.0, sizes / _LARGE)
+
+    def _cause(self, place: int, who: str) -> str:
+        if self._has_exploded(place):
+            return f"training has probably diverged, and {who} does not reproduce the learner's log-probabilities"
+        return f"{who} does not use the weights that it confirmed"
+
+    def _remedy(self, place: int) -> str:
+        if self._has_exploded(place):
+            return (
+                "A uniform guess is at about -12, so the policy's own log-probabilities have exploded, and rounding "
+                "errors with them. Lower optim.lr or optim.grad_clip"
+            )
+        return (
+            "Possible causes: an old head, tied embedding or cache, or an adapter that is missing or applied twice. An "
+            "engine of lower precision needs a larger canary_atol"
+        )
+
+    def _has_exploded(self, place: int) -> bool:
+        return bool(abs(self.logprobs[place]) > _LARGE)
 
 
 @runtime_checkable

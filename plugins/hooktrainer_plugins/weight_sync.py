@@ -45,7 +45,8 @@ class WeightSync(Plugin):
     canary: bool = attrs.field(default=True, validator=instance_of(bool))
     """Whether to verify engines with the canary; requires `logprobs` of the learner and the engine."""
     canary_atol: float = attrs.field(default=1e-4, converter=float, validator=ge(0.0))
-    """Largest allowed difference of a log-probability, in nats. Raise it for an engine of lower precision."""
+    """Largest allowed difference of a log-probability, in nats; below -30, for each 30 nats. Raise it for an engine
+    of lower precision."""
     bucket_mb: float = attrs.field(default=256.0, converter=float, validator=[gt(0.0), le(2.0**20)])
     """Size of a bucket in MiB, at most 1 TiB, which bounds the memory beyond an engine's two sets. A larger tensor is
     sent alone."""

@@ -531,6 +531,24 @@ class TestCanary:
             5e-5, rel=0.1
         )
 
+    def test_large_scores_have_a_relative_limit(self) -> None:
+        large = Canary(tokens=TOKENS, logprobs=np.array([-300.0, -1.0]), atol=1e-4)
+        assert large.compare(np.array([-300.0009, -1.0]), "engine") == pytest.approx(9e-4)
+        with pytest.raises(SyncError, match=r"-300\.0011, the learner's -300, .*; canary_atol allows 0\.001\."):
+            large.compare(np.array([-300.0011, -1.0]), "engine")
+        with pytest.raises(SyncError, match=r"token 2 .*; canary_atol allows 0\.0001\."):
+            large.compare(np.array([-300.0009, -1.0002]), "engine")
+
+    @pytest.mark.parametrize(("score", "has_diverged"), [(-350.0, True), (-np.inf, True), (-12.0, False)])
+    def test_a_failure_names_divergence_if_scores_of_the_learner_have_exploded(
+        self, score: float, has_diverged: bool
+    ) -> None:
+        with pytest.raises(SyncError) as caught:
+            Canary(tokens=TOKENS, logprobs=np.array([score, -1.0]), atol=1e-4).compare(np.array([-9.0, -1.0]), "engine")
+        assert ("training has probably diverged" in str(caught.value)) == has_diverged
+        assert ("Lower optim.lr" in str(caught.value)) == has_diverged
+        assert ("does not use the weights" in str(caught.value)) != has_diverged
+
     def test_equal_infinite_scores_pass_the_canary(self) -> None:
         scores = np.array([-np.inf, -1.0], np.float32)
         assert Canary(tokens=TOKENS, logprobs=scores, atol=0.0).compare(scores, "engine") == 0.0
