@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from helpers.option_paths import exists
 from hooktrainer import load_config
 from hooktrainer.config.fields import init_fields, option_name
 from hooktrainer.config.other_names import ABSENT, OPTIONS
 from hooktrainer.config.sections import Config, section_classes
 from hooktrainer.errors import ConfigError
-from hooktrainer.run.registry import KIND_OF_SECTION, PLUGINS, settable_fields
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 HUGGINGFACE = QUICKSTART.with_name("huggingface.yaml")
-COMPONENT_OF_OPTIONS = {"task": "dataset", "model": "huggingface", "rollout": "thread"}
 
 
 def message_of(override: str) -> str:
@@ -23,18 +22,6 @@ def message_of(override: str) -> str:
         load_config(QUICKSTART, overrides=[override])
     (fault,) = caught.value.faults
     return fault.message
-
-
-def exists(path: str) -> bool:
-    section, *keys = path.split(".")
-    if section == "plugins":
-        cls = PLUGINS.resolve(keys.pop(0))
-    elif section in COMPONENT_OF_OPTIONS:
-        cls = KIND_OF_SECTION[section].resolve(COMPONENT_OF_OPTIONS[section])
-    else:
-        cls = section_classes()[section]
-    fields = init_fields(cls) if section in section_classes() else settable_fields(cls)
-    return keys[0] in {option_name(field) for field in fields}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +86,7 @@ def test_every_suggested_option_exists_and_no_option_has_one_of_the_other_names(
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
-        ("actor_rollout_ref.rollout.n=4", "Its options are in 'model', 'rollout', 'algorithm' and 'optim'."),
+        ("actor_rollout_ref.rollout.n=4", "Its options are in 'model', 'rollout', 'algorithm', 'optim' and 'trainer'."),
         ("data.train_files=x.parquet", "Files and columns are options of 'task', lengths of 'rollout'"),
         ("custom_reward_function.path=mine.py", "Rewards are functions in 'task.rewards'."),
         ("reward_model.enable=true", "There are no reward models."),

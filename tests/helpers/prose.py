@@ -18,7 +18,7 @@ import attrs
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md")
-FOLDERS = ("hooktrainer", "plugins", "examples", "configs")
+FOLDERS = ("hooktrainer", "plugins", "examples", "configs", "docs")
 LONGEST_SENTENCE = 30
 
 BANNED = {

@@ -5,7 +5,7 @@ The comments are invisible when the page is shown, and stand directly above a bl
 * `<!-- run: KEY=VALUE ... -->` runs the `fit` commands of the block with these overrides. Without it, `fit` is checked
   as `plan`, and its output is not compared.
 * `<!-- exit: 2 -->` expects this exit code of every command of the block.
-* `<!-- file: NAME -->` writes the block to a file of that name.
+* `<!-- file: NAME -->` writes the block to a file of that name; lines of JSON become rows of a Parquet file.
 
 A block of Python or YAML whose first line is `# NAME.py` or `# NAME.yaml` is also written to a file of that name.
 """
@@ -13,6 +13,7 @@ A block of Python or YAML whose first line is `# NAME.py` or `# NAME.yaml` is al
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import shutil
@@ -20,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 ROOT = Path(__file__).parents[2]
 _FOLDERS = ("hooktrainer", "plugins")
@@ -68,8 +71,9 @@ class Command:
 
 
 def pages() -> list[Path]:
-    """Return every README of the project, the one at the top first."""
-    return [ROOT / "README.md", *sorted(path for folder in _FOLDERS for path in (ROOT / folder).rglob("README.md"))]
+    """Return every README of the project, the one at the top first, and the pages in `docs`."""
+    readmes = sorted(path for folder in _FOLDERS for path in (ROOT / folder).rglob("README.md"))
+    return [ROOT / "README.md", *readmes, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def named(path: Path) -> str:
@@ -161,13 +165,18 @@ def defined_tests(block: Block) -> Iterator[str]:
             yield statement.name
 
 
-def fill(folder: Path, path: Path) -> None:
+def fill(folder: Path, page: Path) -> None:
     """Copy what a README may refer to: configurations, examples, and the files that its own blocks show."""
     for name in ("configs", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
     for example in (ROOT / "examples").glob("*.py"):
         shutil.copy(example, folder)
-    for block in blocks(path, "python", "yaml", "json"):
+    for block in blocks(page, "python", "yaml", "json"):
         if block.file_name:
-            (folder / block.file_name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / block.file_name).write_text(block.text)
+            path = folder / block.file_name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".parquet":
+                rows = [json.loads(line) for line in block.text.splitlines()]
+                pq.write_table(pa.Table.from_pylist(rows), path)
+            else:
+                path.write_text(block.text)
