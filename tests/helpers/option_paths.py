@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args, get_type_hints
+
+import attrs
+
 from hooktrainer.config.fields import Fields, init_fields, option_name
 from hooktrainer.config.sections import Config, section_classes
 from hooktrainer.errors import ConfigError
@@ -14,17 +18,30 @@ COMPONENT_OF_OPTIONS = {"task": "dataset", "model": "huggingface", "rollout": "t
 def exists(path: str) -> bool:
     """Whether a configuration may have an option, a section, a plugin or `use` at this path."""
     section, *keys = path.split(".")
+    owner: Any
     if section == "plugins" and keys:
         name, *keys = keys
         try:
-            fields: Fields = settable_fields(PLUGINS.resolve(name))
+            owner = PLUGINS.resolve(name)
         except ConfigError:
             return False
-    elif section in COMPONENT_OF_OPTIONS:
-        fields = settable_fields(KIND_OF_SECTION[section].resolve(COMPONENT_OF_OPTIONS[section]))
-    elif section in section_classes():
-        fields = init_fields(section_classes()[section])
-    else:
-        fields, keys = init_fields(Config), [section, *keys]
-    names = {option_name(field) for field in fields} | ({"use"} if section in COMPONENT_OF_OPTIONS else set())
-    return not keys or (len(keys) == 1 and keys[0] in names)
+        return within(owner, settable_fields(owner), keys)
+    if section in COMPONENT_OF_OPTIONS:
+        owner = KIND_OF_SECTION[section].resolve(COMPONENT_OF_OPTIONS[section])
+        return keys == ["use"] or within(owner, settable_fields(owner), keys)
+    if section in section_classes():
+        owner = section_classes()[section]
+        return within(owner, init_fields(owner), keys)
+    return within(Config, init_fields(Config), [section, *keys])
+
+
+def within(owner: type, fields: Fields, keys: list[str]) -> bool:
+    """Whether the keys lead from the options of a class to an option, through options that have their own."""
+    if not keys:
+        return True
+    field = next((field for field in fields if option_name(field) == keys[0]), None)
+    if field is None or len(keys) == 1:
+        return field is not None
+    kind = get_type_hints(owner)[field.name]
+    nested = next((one for one in (kind, *get_args(kind)) if attrs.has(one)), None)
+    return nested is not None and within(nested, init_fields(nested), keys[1:])
