@@ -37,7 +37,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "use_kl_in_reward": "algorithm.kl_in",
     "epsilon": "algorithm.clip_ratio_low",
     "epsilon_high": "algorithm.clip_ratio_high",
-    "loss_type": "algorithm.policy_loss",
+    "loss_type": "algorithm.loss_agg_mode",
     "mask_truncated_completions": "algorithm.overlong_filtering",
     # model and data
     "model_name_or_path": "model.path",

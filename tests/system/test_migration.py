@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,22 @@ def keys_of_command(text: str) -> dict[str, object]:
     return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
+def keys_of_script(text: str) -> dict[str, object]:
+    """Return the arguments of the configuration and the trainer in a script of TRL; None for one that is computed."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    arguments = [
+        argument
+        for call in calls
+        if ast.unparse(call.func) in {"GRPOConfig", "GRPOTrainer"}
+        for argument in call.keywords
+    ]
+    return {
+        str(argument.arg): argument.value.value if isinstance(argument.value, ast.Constant) else None
+        for argument in arguments
+        if argument.arg != "args"
+    }
+
+
 @attrs.frozen
 class Page:
     """A page, and how it shows the configuration of the other trainer."""
@@ -63,7 +80,10 @@ class Page:
         return settings_of(yaml.safe_dump(self.ours()))
 
 
-PAGES = [Page(ROOT / "docs" / "from_verl.md", "bash", keys_of_command)]
+PAGES = [
+    Page(ROOT / "docs" / "from_verl.md", "bash", keys_of_command),
+    Page(ROOT / "docs" / "from_trl.md", "py", keys_of_script),
+]
 on_every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path.stem)
 
 
@@ -114,6 +134,12 @@ def test_every_option_of_a_page_exists(page: Page) -> None:
 @on_every_page
 def test_the_table_agrees_with_the_hints_of_errors(page: Page) -> None:
     assert disagreements(page.table()) == []
+
+
+def test_every_key_with_a_hint_is_in_a_table() -> None:
+    keys = {part for page in PAGES for key in page.table() for part in key.split(".")}
+
+    assert sorted((OPTIONS.keys() | ABSENT.keys()) - keys) == []
 
 
 @on_every_page
