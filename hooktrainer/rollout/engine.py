@@ -107,8 +107,7 @@ class Engine:
         """Cancel all rewards; abandon threads whose reward does not return."""
         self._generator.close()
         self._generator.finish(CLOSE_S)
-        for thread in self._generator.join(seconds):
-            warn_of_abandoned(thread, place_of_user_code(thread))
+        warn_of_abandoned(self._generator.join(seconds), place_of_user_code)
 
     def _worker_loop(self, source: GroupSource, on_failure: Callable[[BaseException], None]) -> WorkerLoop:
         return WorkerLoop(
@@ -121,9 +120,16 @@ class Engine:
         )
 
 
-def warn_of_abandoned(thread: threading.Thread, place: str) -> None:
-    """Warn of a thread that did not return at the end of a run."""
-    _LOG.warning("%s did not return within %g s and is abandoned; it is in %s", thread.name, GRACE_S, place)
+def warn_of_abandoned(threads: Sequence[threading.Thread], place_of: Callable[[threading.Thread], str]) -> None:
+    """Warn of threads that did not return at the end of a run, once for each place that some of them are in."""
+    by_place: dict[str, list[str]] = {}
+    for thread in threads:
+        by_place.setdefault(place_of(thread), []).append(thread.name)
+    for place, names in by_place.items():
+        first, more = min(names, key=lambda name: (len(name), name)), len(names) - 1
+        who = f"{first} and {more} more thread{'s' if more > 1 else ''}" if more else first
+        are, they_are = ("are", "they are") if more else ("is", "it is")
+        _LOG.warning("%s did not return within %g s and %s abandoned; %s in %s", who, GRACE_S, are, they_are, place)
 
 
 def listed_groups(numbers: Sequence[int]) -> str:

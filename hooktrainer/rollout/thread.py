@@ -136,7 +136,7 @@ class ThreadEngine(Engine):
             worker = self._workers.pop()
             worker.join(max(0.0, deadline - monotonic()))
             if worker.is_alive():
-                warn_of_abandoned(worker, place_of_thread(worker))
+                warn_of_abandoned([worker], place_of_thread)
         self._end_rewards(max(0.0, deadline - monotonic()))
         self._buffer = None
         if failure is not None:

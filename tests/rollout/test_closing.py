@@ -305,7 +305,7 @@ class TestFaults:
         answered(task, ThreadOptions(**BASE), count=1)
         assert "2 environments were not closed within 0.1 s after the end of the run" in caplog.text
         assert "2 x NeverCloses.close" in caplog.text
-        assert "is abandoned; it is in" in caplog.text
+        assert "abandoned; they are in NeverCloses.close" in caplog.text
 
     def test_attribute_of_another_kind_is_not_called(self, caplog: pytest.LogCaptureFixture) -> None:
         assert len(answered(Talk(of=NoMethod)).finished) == 3

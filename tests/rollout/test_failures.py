@@ -14,6 +14,7 @@ from helpers.rollouts import SOON_S
 from hooktrainer import build_trainer, load_config
 from hooktrainer.errors import RolloutError, StarvedError, SyncError
 from hooktrainer.rollout.decode_batch import DecodeBatch
+from hooktrainer.rollout.engine import warn_of_abandoned
 from hooktrainer.tasks.sort_digits import SortDigits
 
 RUN = """
@@ -93,7 +94,28 @@ def test_score_that_never_returns_times_out_without_delaying_the_end_of_the_run(
 
     assert time.monotonic() - started < SOON_S
     assert "group 0 ran longer than replay.group_timeout_s = 0.2" in caplog.text
-    assert "reward-0 did not return within 1.5 s and is abandoned; it is in test_score" in caplog.text
+    warned = r"reward-0 (and \d+ more threads? )?did not return within 1.5 s and (is|are) abandoned; .* in test_score"
+    assert len(re.findall(warned, caplog.text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "reward-2 did not return within 1.5 s and is abandoned; it is in {}"),
+        (2, "reward-2 and 1 more thread did not return within 1.5 s and are abandoned; they are in {}"),
+        (20, "reward-2 and 19 more threads did not return within 1.5 s and are abandoned; they are in {}"),
+    ],
+)
+def test_threads_that_hang_in_one_place_are_reported_in_one_line(
+    count: int, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = [threading.Thread(name=f"reward-{place + 2}") for place in reversed(range(count))]
+    other = threading.Thread(name="reward-1")
+    warn_of_abandoned([*threads, other], lambda thread: "elsewhere" if thread is other else "hang (hang.py, line 3)")
+    assert caplog.messages == [
+        text.format("hang (hang.py, line 3)"),
+        "reward-1 did not return within 1.5 s and is abandoned; it is in elsewhere",
+    ]
 
 
 @pytest.mark.slow

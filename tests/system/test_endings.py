@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_process_exits_while_a_rollout_thread_hangs_on_a_full_queue(tmp_path: Pa
 
     assert run.ended() == 0
     assert time.monotonic() - since < LIMIT_S
-    assert "reward-0 did not return within 1.5 s and is abandoned" in run.err
+    assert re.search(r"reward-0 (and \d+ more threads? )?did not return within 1.5 s and (is|are) abandoned", run.err)
     assert run.ends == ["completed 2 all 2 steps are done"]
     assert run.left() == []
 
