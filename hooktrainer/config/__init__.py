@@ -17,6 +17,7 @@ __all__ = [
     "fields",
     "files",
     "origins",
+    "other_names",
     "scalars",
     "sections",
     "short_forms",

@@ -21,14 +21,15 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
-from hooktrainer._util.registry import BUILDS_A, HINT, NAMES_A
+from hooktrainer._util.registry import BUILDS_A, HINT
 from hooktrainer.config.faults import Faults, shown
 from hooktrainer.config.fields import (
     Fields,
-    bare_attributes,
+    annotation_hint,
     default_of,
     field_type,
     init_fields,
+    is_named,
     option_name,
     takes_none,
     type_name,
@@ -63,14 +64,9 @@ def read(cls: type[T], data: object, faults: Faults) -> T | Unread:
         return typing.cast("T | Unread", own(data, faults))
     if part := next((field for field in init_fields(cls) if BUILDS_A in field.metadata), None):
         return _read_component(cls, part, data, faults)
-    if isinstance(data, str) and _is_named(cls):
+    if isinstance(data, str) and is_named(cls):
         data = {"use": data}
     return read_fields(cls, init_fields(cls), {} if data is None else data, faults, faults.address or "the top level")
-
-
-def _is_named(cls: type) -> bool:
-    """Return whether an object of the class may be written as a name alone, the value of its option `use`."""
-    return any(option_name(field) == "use" and NAMES_A in field.metadata for field in init_fields(cls))
 
 
 def _read_component(cls: type[T], part: attrs.Attribute[Any], data: object, faults: Faults) -> T | Unread:
@@ -100,7 +96,7 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
     known = {option_name(field): field for field in fields}
     unknown = [key for key in data if key not in known]
     for key in unknown[:_MANY]:
-        faults.unknown(key, known, owner, _annotation_hint(cls, key))
+        faults.unknown(key, known, owner, annotation_hint(cls, key))
     if len(unknown) > _MANY:
         faults.add(f"{len(unknown) - _MANY} more unknown keys, the last of them {shown(unknown[-1])}")
     found = {name: _read_field(cls, field, data, faults.at(name)) for name, field in known.items()}
@@ -116,15 +112,6 @@ def read_fields(cls: type[T], fields: Fields, data: object, faults: Faults, owne
     if error is not None and len(faults) == before:  # otherwise the faults may have caused it
         faults.absorb(error)
     return seen if made is None or len(faults) > before else made
-
-
-def _annotation_hint(cls: type, key: object) -> str:
-    """Return how to make an option of an attribute without a type, which attrs ignores; empty for other keys."""
-    bare = bare_attributes(cls)
-    if key not in bare:
-        return ""
-    text = f"annotate it: {key}: {type(bare[str(key)]).__name__} = {bare[str(key)]!r}"
-    return f"{cls.__name__} has it as an attribute without a type, which is not an option; {text}"
 
 
 def salvaged(cls: type[T], unread: Unread, **otherwise: object) -> T | None:

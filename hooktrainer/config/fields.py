@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from hooktrainer._util.registry import NAMES_A
 from hooktrainer.errors import ConfigError
 
 DEFAULT: typing.Final = "hooktrainer.default"
@@ -25,6 +26,11 @@ def init_fields(cls: type) -> Fields:
 def option_name(field: attrs.Attribute[Any]) -> str:
     """Return the key of a field in YAML, which is its name in the constructor."""
     return field.alias or field.name
+
+
+def is_named(cls: type) -> bool:
+    """Return whether an object of the class may be written as a name alone, the value of its option `use`."""
+    return any(option_name(field) == "use" and NAMES_A in field.metadata for field in init_fields(cls))
 
 
 def bare_attributes(cls: type) -> dict[str, object]:
@@ -88,3 +94,12 @@ def key_paths(cls: type, address: str = "") -> dict[str, str]:
             paths = key_paths(expected, path) | paths
         paths[key] = path
     return paths
+
+
+def annotation_hint(cls: type, key: object) -> str:
+    """Return how to make an option of an attribute without a type, which attrs ignores; empty for other keys."""
+    bare = bare_attributes(cls)
+    if key not in bare:
+        return ""
+    text = f"annotate it: {key}: {type(bare[str(key)]).__name__} = {bare[str(key)]!r}"
+    return f"{cls.__name__} has it as an attribute without a type, which is not an option; {text}"
