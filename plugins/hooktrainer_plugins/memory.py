@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar, Final
 
 import attrs
@@ -39,6 +41,9 @@ class Memory(Plugin):
 
 def _process_peak() -> int:
     """Return the largest resident set of this process in bytes."""
+    with suppress(OSError, StopIteration):  # of Linux; there, getrusage also counts the process that started this one
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # kilobytes, except on macOS
 
