@@ -40,6 +40,7 @@ def test_the_peak_of_the_process_grows_with_memory_in_use_and_stays_after_it_is_
     program = textwrap.dedent(
         f"""
         import json
+        import torch  # before the first step, since it takes memory itself
         from hooktrainer.events import StepEnd
         from hooktrainer.testing import FakeBus
         from hooktrainer_plugins.memory import Memory
