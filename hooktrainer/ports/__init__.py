@@ -44,7 +44,15 @@ from hooktrainer.ports.sinks import (
 )
 from hooktrainer.ports.tasks import Answer, CharacterTask, HasFingerprint, HasSources, PromptSource, Score, Task
 from hooktrainer.ports.validation import validation_metrics
-from hooktrainer.ports.weight_sync import Canary, WeightHolder, Weights, WeightSource, WeightTransport
+from hooktrainer.ports.weight_sync import (
+    Canary,
+    ReloadingHolder,
+    ReversibleHolder,
+    WeightHolder,
+    Weights,
+    WeightSource,
+    WeightTransport,
+)
 
 __all__ = [
     "SCORE_TOLERANCE",
@@ -79,10 +87,12 @@ __all__ = [
     "ObservationTokenizer",
     "Prompt",
     "PromptSource",
+    "ReloadingHolder",
     "Replacement",
     "ReplayBuffer",
     "Result",
     "Retention",
+    "ReversibleHolder",
     "RewindableSink",
     "RolloutEngine",
     "RunInfo",

@@ -117,11 +117,11 @@ class Canary:
 
 @runtime_checkable
 class WeightHolder(Protocol):
-    """Holds two sets of weights: one in use, one into which the next version is staged.
+    """Holds weights in use, and receives the next version: what every engine can do.
 
-    A sync calls, in this order: `spec`, `stage` (once per bucket), `pause`, `flip`, `version`, `logprobs`, `resume`.
-    After a failure at any point, it calls `unflip` on every engine that staged a bucket, then `resume` on every engine
-    that was paused. Any call may raise, which fails the sync. All calls are made on the loop's thread.
+    A holder is also a `ReversibleHolder` or a `ReloadingHolder`. A sync calls, in this order: `spec`, `stage` (once per
+    bucket), `pause`, `flip` or `load`, `version`, `logprobs`, `resume`. Any call may raise, which fails the sync. All
+    calls are made on the loop's thread.
     """
 
     @property
@@ -137,7 +137,7 @@ class WeightHolder(Protocol):
         ...
 
     def stage(self, weights: Weights, version: int) -> Mapping[str, int]:
-        """Copy a bucket into the spare set; the first bucket of a version discards an earlier one that was staged.
+        """Copy a bucket of the next version; the first bucket of a version discards an earlier one that was staged.
 
         Return `hooktrainer.weight_sync.checksums.checksum` of each tensor by name, computed from the engine's own copy.
         The tensors are contiguous, on the host, in the dtypes of `spec`, and may be reused after the call. An error
@@ -148,9 +148,30 @@ class WeightHolder(Protocol):
     def pause(self) -> None:
         """Stop new requests until `resume`; return once no request can start on the old weights.
 
-        Requests in flight continue on the weights that they started with.
+        Requests in flight continue on the weights that they started with, or `pause` waits for them.
         """
         ...
+
+    def resume(self) -> None:
+        """Let new requests start; do nothing if the engine is not paused."""
+        ...
+
+    def logprobs(self, tokens: Tokens) -> Floats:
+        """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,), also while paused.
+
+        Use the weights in use, the sampling temperature, and the code path that generates answers, caches included. An
+        engine with R copies of the weights, such as replicas or workers, returns one row for each: (R, L - 1).
+        """
+        ...
+
+
+@runtime_checkable
+class ReversibleHolder(WeightHolder, Protocol):
+    """Holds two sets of weights, so that a switch to the next version can be undone.
+
+    After a failure at any point, a sync calls `unflip` on every engine that staged a bucket, then `resume` on every
+    engine that was paused.
+    """
 
     def flip(self) -> None:
         """Use the staged weights for new requests, and keep the old ones for `unflip`.
@@ -163,15 +184,20 @@ class WeightHolder(Protocol):
         """Undo the `flip` since the last `stage`, if there was one, and discard staged weights."""
         ...
 
-    def resume(self) -> None:
-        """Let new requests start; do nothing if the engine is not paused."""
-        ...
 
-    def logprobs(self, tokens: Tokens) -> Floats:
-        """Return the log-probability of each token given the tokens before it, (L,) -> (L - 1,), also while paused.
+@runtime_checkable
+class ReloadingHolder(WeightHolder, Protocol):
+    """Holds one set of weights, such as a server, so that a switch is undone by loading the version before again.
 
-        Use the weights in use, the sampling temperature, and the code path that generates answers, caches included. An
-        engine with R copies of the weights, such as replicas or workers, returns one row for each: (R, L - 1).
+    After a failed `load`, or any failure after it, a sync calls `load` with the version before, and scores the canary
+    of that version. It calls `resume` only if this succeeds: unconfirmed weights answer no request.
+    """
+
+    def load(self, version: int) -> None:
+        """Use this version for new requests once they can start: the staged one, or again the one before it.
+
+        Return once it is in use, and score it in `logprobs` although requests are paused. Clear every cache of other
+        weights. Version -1 means that no weights are confirmed: let no request start.
         """
         ...
 

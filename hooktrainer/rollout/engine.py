@@ -65,16 +65,6 @@ class Engine:
         """Stop new requests until `resume`; requests in flight continue on the weights that they started with."""
         self._weights.pause()
 
-    def flip(self) -> None:
-        """Use the staged weights for new requests, and with `on_sync: continue` also for those in flight."""
-        self._weights.flip()
-        self._stats.end_sync()
-
-    def unflip(self) -> None:
-        """Undo the flip since the last `stage`, and discard staged weights."""
-        self._weights.unflip()
-        self._stats.end_sync()
-
     def resume(self) -> None:
         """Let new requests start."""
         self._weights.resume()
@@ -118,6 +108,20 @@ class Engine:
             check_fingerprints=self._weights.detector.check,
             on_failure=on_failure,
         )
+
+
+class ReversibleEngine(Engine):
+    """An engine that switches between two sets of weights, which this process or its workers hold."""
+
+    def flip(self) -> None:
+        """Use the staged weights for new requests, and with `on_sync: continue` also for those in flight."""
+        self._weights.flip()
+        self._stats.end_sync()
+
+    def unflip(self) -> None:
+        """Undo the flip since the last `stage`, and discard staged weights."""
+        self._weights.unflip()
+        self._stats.end_sync()
 
 
 def warn_of_abandoned(threads: Sequence[threading.Thread], place_of: Callable[[threading.Thread], str]) -> None:

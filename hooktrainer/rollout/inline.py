@@ -5,12 +5,12 @@ from __future__ import annotations
 import attrs
 
 from hooktrainer.ports import RolloutEngine
-from hooktrainer.rollout.engine import GRACE_S, Engine, make_parts
+from hooktrainer.rollout.engine import GRACE_S, ReversibleEngine, make_parts
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import LocalOptions
 
 
-class InlineEngine(Engine):
+class InlineEngine(ReversibleEngine):
     """Generates on the loop's thread when the loop is about to wait. Runs are reproducible; nothing overlaps."""
 
     def pump(self) -> None:

@@ -14,7 +14,7 @@ from hooktrainer._util.places import place_of_thread
 from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import HookTrainerError, RolloutError
 from hooktrainer.ports import FailureReason, Group, ReplayBuffer, RolloutEngine, Trajectory
-from hooktrainer.rollout.engine import GRACE_S, Engine, listed_groups, make_parts, warn_of_abandoned
+from hooktrainer.rollout.engine import GRACE_S, ReversibleEngine, listed_groups, make_parts, warn_of_abandoned
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import COUNT, LocalOptions
 
@@ -78,7 +78,7 @@ def _share(pending: int, free: int, others: Sequence[int]) -> int:
         del rivals[0]  # it has fewer free slots than the others are left with
 
 
-class ThreadEngine(Engine):
+class ThreadEngine(ReversibleEngine):
     """Generates in worker threads, which share the pending groups."""
 
     def __init__(self, generator: Generator, weights: DoubleBuffer, workers: int) -> None:

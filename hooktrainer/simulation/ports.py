@@ -20,7 +20,6 @@ from hooktrainer.ports import (
     ReplayBuffer,
     Tokens,
     Trajectory,
-    WeightHolder,
 )
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.replay.options import ReplayOptions
@@ -246,7 +245,7 @@ class SimulatedTransport:
         """Seconds of work."""
 
     def publish(
-        self, weights: Any, version: int, engines: Sequence[WeightHolder], **_options: Any
+        self, weights: Any, version: int, engines: Sequence[Any], **_options: Any
     ) -> Mapping[str, object]:
         """Let the time pass, and publish the version to every engine."""
         seconds = self._seconds(version) if version else 0.0

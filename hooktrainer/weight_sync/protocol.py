@@ -1,10 +1,11 @@
 """The protocol that publishes a version on all engines or on none.
 
-    stage, verified by checksums → pause → flip → canary → resume
+    stage, verified by checksums → pause → flip, or load → canary → resume
 
 No weights in use are changed before the flip. No request starts between pause and resume, so no answer starts on
 weights that are not confirmed. On a failure at any point, every engine is restored to the previous version and
-resumed, and the error is raised. From the first check to the last resume, no other sync uses the transport or the
+resumed, and the error is raised. An engine with one set of weights loads the previous version again, and proves it by
+the canary of that version. From the first check to the last resume, no other sync uses the transport or the
 engines. A transport implements `_stage`, which moves the bytes.
 """
 
@@ -15,11 +16,12 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 from hooktrainer.errors import SyncError, add_error_note, message_of
 from hooktrainer.metrics import Max
-from hooktrainer.ports import WeightHolder
+from hooktrainer.ports import ReloadingHolder, ReversibleHolder, WeightHolder
 from hooktrainer.weight_sync.exclusive import exclusive_sync
 
 if TYPE_CHECKING:
@@ -31,24 +33,33 @@ BUCKET_BYTES: Final = 256 * 2**20
 class SyncAttempt:
     """One attempt to publish a version, with a log of the calls that an undo has to reverse."""
 
-    def __init__(self, version: int, engines: Sequence[WeightHolder]) -> None:
+    def __init__(
+        self, version: int, engines: Sequence[WeightHolder], confirmed: Mapping[int, Canary] | None = None
+    ) -> None:
+        """Begin an attempt. `confirmed` has canaries by version, which prove a version that is loaded again."""
         self.version: Final = version
+        self._confirmed = confirmed or {}
         self.engines: Final = engines
         self.staged: Final[list[int]] = []
         """Indices of engines that hold staged weights; `unflip` on any other engine would undo an earlier version."""
         self._paused: list[int] = []
+        self._loaded: list[int] = []
+        """Indices of engines with one set of weights, in which they may have been replaced."""
+        self._unproven: set[int] = set()
+        """Those of them that may not resume."""
         self._before: Mapping[int, int] = {}
 
     def check_engines(self, canary: Canary | None, *, first: bool) -> None:
         """Raise `SyncError` if there is no engine, or if one lacks a method or holds a version that is not older."""
         if not self.engines:
             raise SyncError("there is no engine to publish it on")
-        required = ("spec", "stage", "pause", "flip", "unflip", "resume", *(() if canary is None else ("logprobs",)))
+        shared = ("spec", "stage", "pause", "resume", *(() if canary is None else ("logprobs",)))
         for place, engine in enumerate(self.engines):
+            required = (*shared, *(() if _reloads(engine) else ("flip", "unflip")))
             if missing := [f"{name}()" for name in required if not callable(getattr(engine, name, None))]:
                 raise SyncError(
                     f"{engine_name(place, engine)} has no {', '.join(missing)}; "
-                    "an engine implements `hooktrainer.ports.WeightHolder`"
+                    "an engine implements `hooktrainer.ports.ReversibleHolder`, or `ReloadingHolder`"
                 )
         for (place, engine), (another, other) in itertools.combinations(enumerate(self.engines), 2):
             if engine is other:
@@ -62,12 +73,12 @@ class SyncAttempt:
                 )
 
     def switch(self, canary: Canary | None) -> float:
-        """Flip all engines, score the canary on each and resume; return the largest difference of the canary."""
+        """Switch all engines, score the canary on each and resume; return the largest difference of the canary."""
         for place, engine in enumerate(self.engines):
             self._paused.append(place)  # before the call, which may pause part of an engine and raise
             engine.pause()
-        for engine in self.engines:
-            engine.flip()
+        for place, engine in enumerate(self.engines):
+            self._use(place, engine)
         self._confirm()
         worst = 0.0
         if canary is not None:
@@ -84,13 +95,35 @@ class SyncAttempt:
         """
         interrupts: list[BaseException] = []
         for place in self.staged:
-            interrupts += self._undo(place, "could not restore its old weights", self.engines[place].unflip, error)
+            engine = self.engines[place]
+            if _reverses(engine):
+                interrupts += self._undo(place, "could not restore its old weights", engine.unflip, error)
+        for place in self._loaded:
+            self._unproven.add(place)
+            interrupts += self._undo(place, "could not load its old weights again", partial(self._reload, place), error)
         for place in self._paused:
-            interrupts += self._undo(place, "could not resume", self.engines[place].resume, error)
+            if place not in self._unproven:
+                interrupts += self._undo(place, "could not resume", self.engines[place].resume, error)
         for place in self.staged:
             interrupts += self._undo(place, "did not restore its old weights", partial(self._check_back, place), error)
         if interrupts:
             raise interrupts[0] from error
+
+    def _use(self, place: int, engine: WeightHolder) -> None:
+        if _reverses(engine):
+            engine.flip()
+        elif _reloads(engine):
+            self._loaded.append(place)  # before the call, which may replace some of the weights and raise
+            engine.load(self.version)
+
+    def _reload(self, place: int) -> None:
+        """Load the version before again, and prove it by its canary."""
+        engine, before = self.engines[place], self._before[place]
+        assert _reloads(engine)
+        engine.load(before)
+        if canary := self._confirmed.get(before):
+            canary.compare(engine.logprobs(canary.tokens), engine_name(place, engine))
+        self._unproven.discard(place)
 
     def _confirm(self) -> None:
         behind = {place: engine.version for place, engine in enumerate(self.engines) if engine.version != self.version}
@@ -124,6 +157,9 @@ class SyncAttempt:
 class VerifiedTransport(abc.ABC):
     """Base of transports: the protocol, without the transfer of bytes."""
 
+    _confirmed: Mapping[int, Canary] = MappingProxyType({})
+    """The canary of the version that was published last."""
+
     def publish(
         self,
         weights: Weights,
@@ -136,12 +172,13 @@ class VerifiedTransport(abc.ABC):
         first: bool = False,
     ) -> Mapping[str, object]:
         """Publish weights on every engine; see `hooktrainer.ports.WeightTransport`."""
-        attempt = SyncAttempt(version, engines)
+        attempt = SyncAttempt(version, engines, self._confirmed)
         with exclusive_sync(version, (self, *engines)):
             with _all_or_nothing(attempt):
                 attempt.check_engines(canary, first=first)
                 staged = self._stage(attempt, weights, trained, bucket_bytes)
                 worst = attempt.switch(canary)
+            self._confirmed = {} if canary is None else {version: canary}
             self._published(version)
         return {**staged, **({} if canary is None else {"weight_sync/canary_error": Max(worst)})}
 
@@ -164,6 +201,14 @@ def _all_or_nothing(attempt: SyncAttempt) -> Iterator[None]:
         if isinstance(error, Exception):
             raise SyncError(f"version {attempt.version} was not published: {message_of(error)}") from error
         raise
+
+
+def _reverses(engine: WeightHolder) -> TypeGuard[ReversibleHolder]:
+    return callable(getattr(engine, "flip", None))
+
+
+def _reloads(engine: WeightHolder) -> TypeGuard[ReloadingHolder]:
+    return callable(getattr(engine, "load", None))
 
 
 def engine_name(place: int, engine: object) -> str:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from helpers.environments import Closable, Countdown, Talk
+from helpers.one_set import OneSet
 from hooktrainer import Plugin, Priority, on, state
 from hooktrainer import ports as port_types
 from hooktrainer.errors import ConfigError, PlanError, PortError, SyncError
@@ -453,6 +454,8 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.ModelExport: FakeModelExport(),
         port_types.PromptSource: FakePrompts(),
         port_types.ReplayBuffer: FakeBuffer(),
+        port_types.ReloadingHolder: OneSet(),
+        port_types.ReversibleHolder: FakeEngine(),
         port_types.RolloutEngine: FakeEngine(),
         port_types.RewindableSink: FakeRewindableSink(),
         port_types.RunState: FakeRunState(),

@@ -9,7 +9,7 @@ import numpy as np
 
 from hooktrainer.metrics import Sum
 from hooktrainer.ports import Floats, ReplayBuffer, Tokens
-from hooktrainer.rollout.engine import GRACE_S, Engine
+from hooktrainer.rollout.engine import GRACE_S, ReversibleEngine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,7 @@ class WorkerReaders:
         self._pool.resume()
 
 
-class WorkerEngine(Engine):
+class WorkerEngine(ReversibleEngine):
     """Generates in the workers of a pool, and validates in this process."""
 
     def __init__(self, generator: Generator, weights: DoubleBuffer, pool: WorkerPool, stats: RolloutStats) -> None:
