@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, in which asynchronous rewards run."""
+"""An event loop in a thread of its own, in which asynchronous rewards or the requests to servers run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class LoopBlockedError(RunError):
 class EventLoop:
     """A loop that runs until it is closed. A loop that a coroutine blocks can only be abandoned."""
 
-    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(self, on_failure: Callable[[BaseException], None], name: str = "reward-loop") -> None:
         self._loop = asyncio.new_event_loop()
         self._closed = False
-        self.thread: Final = ReportingThread(self._run, "reward-loop", on_failure)
+        self.thread: Final = ReportingThread(self._run, name, on_failure)
         self.thread.start()
 
     def start(self, awaitable: Awaitable[Any], timeout_s: float | None) -> Future[Any]:

@@ -137,7 +137,7 @@ class Generator:
         return self._scored([(group.prompt, of_group) for group, of_group in zip(groups, requests, strict=True)])
 
     def _complete(self, requests: Sequence[Request]) -> None:
-        """Decode requests until all are complete."""
+        """Decode requests until all are complete, and close their environments."""
         slots = min(self.options.slots, len(requests))
         try:
             if requests:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -27,3 +28,5 @@ class GeneratorConfig:
     """The threads that score answers."""
     max_length: int
     """Largest number of tokens of a prompt and its answer."""
+    save: Callable[[nn.Module, Any, Path], None] | None = None
+    """Writes a module and its tokenizer into a folder, if the model can be saved."""

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hooktrainer._util.places import place_of_user_code
-from hooktrainer.errors import RolloutError, SyncError
-from hooktrainer.ports import FailureReason, Group, GroupSource, Trajectory
+from hooktrainer.ports import Group, GroupSource, Trajectory
+from hooktrainer.rollout.hand_in import HandIn, ends_engine, failure_reason
 from hooktrainer.rollout.scheduler import Scheduler
-from hooktrainer.rollout.score_pool import PoolError
 from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 if TYPE_CHECKING:
     from hooktrainer.rollout.generation import Generator
-
-CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
-
-
-def failure_reason(error: BaseException) -> FailureReason:
-    """Return the reason to report for a group whose generation raised this error."""
-    if isinstance(error, CANCELLED):
-        return "cancelled"
-    if isinstance(error, RolloutError) and error.__cause__ is not None:
-        return failure_reason(error.__cause__)  # the error of a reward
-    return "timeout" if isinstance(error, TimeoutError) else "error"
 
 
 class WorkerLoop:
@@ -57,6 +43,7 @@ class WorkerLoop:
         self._check_fingerprints = check_fingerprints
         self._on_failure = on_failure
         self._scheduler = Scheduler(generator)
+        self._hand_in = HandIn(generator, source, stats)
         self._scoring: dict[int, Future[list[Trajectory]]] = {}
         """The answers of groups that are being scored, by number."""
         self._scored = threading.Condition()
@@ -132,7 +119,7 @@ class WorkerLoop:
         except BaseException as error:
             for group in self._scheduler.abandon():
                 self._source.fail(group, error, failure_reason(error))
-            if _ends_worker(error):
+            if ends_engine(error):
                 raise
 
     def _hand_in_later(self, group: Group, scores: Future[list[Trajectory]]) -> None:
@@ -154,32 +141,8 @@ class WorkerLoop:
 
         scores.add_done_callback(hand_in)
 
-    def _hand_in(self, group: Group, scores: Future[list[Trajectory]], seconds: Callable[[], float]) -> None:
-        """Finish a group, or fail it; an error of one score fails no other group."""
-        try:
-            answers = self._answers(group, scores)
-        except (Exception, *CANCELLED) as error:
-            if _ends_worker(error):
-                raise
-            self._source.fail(group, error, failure_reason(error))
-        else:
-            self._stats.generated(seconds(), len(answers), sum(answer.length for answer in answers))
-            self._source.finish(group, answers)
-
-    def _answers(self, group: Group, scores: Future[list[Trajectory]]) -> Sequence[Trajectory]:
-        answers: Sequence[Trajectory] | None = scores.result()
-        expected = self._generator.options.n
-        if answers is None or len(answers) != expected:
-            found = "nothing" if answers is None else f"{len(answers)} answers"
-            raise RolloutError(f"the engine generated {found} instead of {expected} answers to {group.prompt.text!r}")
-        return answers
-
     def _lap(self) -> float:
         """Return the seconds since the last call."""
         now = perf_counter()
         seconds, self._counted_until = now - self._counted_until, now
         return seconds
-
-
-def _ends_worker(error: BaseException) -> bool:
-    return isinstance(error, (SyncError, PoolError)) or not isinstance(error, (Exception, *CANCELLED))

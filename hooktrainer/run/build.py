@@ -145,6 +145,7 @@ def _ports(composition: Composition, leader: Leader | None) -> Ports:
         seed=config.seed,
         reward=config.reward,
         max_length=sizes.max_length,
+        save=getattr(composition.model, "save", None),
     )
     own, policy = _learner(composition, sizes, None if leader is None else leader.communicator)
     learner = own if leader is None else leader.leading(own)

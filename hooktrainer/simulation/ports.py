@@ -244,9 +244,7 @@ class SimulatedTransport:
         self.busy_s = 0.0
         """Seconds of work."""
 
-    def publish(
-        self, weights: Any, version: int, engines: Sequence[Any], **_options: Any
-    ) -> Mapping[str, object]:
+    def publish(self, weights: Any, version: int, engines: Sequence[Any], **_options: Any) -> Mapping[str, object]:
         """Let the time pass, and publish the version to every engine."""
         seconds = self._seconds(version) if version else 0.0
         self.busy_s += seconds

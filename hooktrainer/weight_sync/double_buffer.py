@@ -203,8 +203,8 @@ class DoubleBuffer:
         """Return once no new reader can start, until `resume`."""
         self._readers.pause()
 
-    def flip(self) -> None:
-        """Swap the sets; readers keep the set that they started with."""
+    def check_staged(self) -> None:
+        """Raise `SyncError` unless all tensors of a version are staged."""
         keys = self._tie_keys[1 - self._used]
         if self._staging is None:
             raise SyncError("flip without staged weights")
@@ -213,6 +213,11 @@ class DoubleBuffer:
                 f"flip to version {self._staging}, but {len(missing)} of {len(keys)} tensors were not staged, such as "
                 f"'{missing[0]}'"
             )
+
+    def flip(self) -> None:
+        """Swap the sets; readers keep the set that they started with."""
+        self.check_staged()
+        assert self._staging is not None
         self.detector.publish(Fingerprint.of(self._staging, end_tensors(self.spec())))
         self._staging, self._before = None, self._used
         self._use(1 - self._used)

@@ -89,7 +89,26 @@ def groups(count: int) -> list[Group]:
 
 def publish(engine: ports.RolloutEngine, version: int, weights: Mapping[str, Tensor] | None = None) -> None:
     engine.stage(full_state(build()) if weights is None else weights, version)
-    engine.flip()
+    switch(engine, version)
+
+
+def switch(engine: ports.RolloutEngine, version: int) -> None:
+    """Use the staged weights."""
+    if isinstance(engine, ports.ReversibleHolder):
+        engine.flip()
+    else:
+        assert isinstance(engine, ports.ReloadingHolder)
+        engine.pause()
+        engine.load(version)
+        engine.resume()
+
+
+def discard(engine: ports.RolloutEngine) -> None:
+    """Discard weights that were staged and are not in use."""
+    if isinstance(engine, ports.ReversibleHolder):
+        engine.unflip()
+    else:
+        engine.resume()
 
 
 def versions_of(answers: Sequence[Trajectory]) -> set[int]:

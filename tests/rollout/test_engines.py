@@ -24,11 +24,14 @@ from helpers.rollouts import (
     Queue,
     Versioned,
     build,
+    discard,
     generator_config,
     groups,
     publish,
+    switch,
     versions_of,
 )
+from helpers.serving import OwnServers
 from hooktrainer import ports
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.models.policy import full_state
@@ -48,6 +51,8 @@ OPTIONS = {
     "2 threads, few slots": ThreadOptions(**BASE, workers=2, slots=3, on_sync="continue"),
     "2 processes": ProcessOptions(**BASE, workers=2),
     "process by group": ProcessOptions(**BASE, workers=1, batching="group"),
+    "2 servers": OwnServers(2, **BASE),
+    "server by group": OwnServers(1, **BASE, batching="group", on_sync="continue"),
     "Ray by group": RayOptions(**BASE, workers=1, batching="group"),
 }
 SLOW = {"Ray by group"}
@@ -165,11 +170,11 @@ def test_a_failed_stage_does_not_change_the_version_in_use(engine: ports.Rollout
     with pytest.raises(SyncError, match=r"'norm\.weight' has shape \(3,\)"):
         engine.stage({"norm.weight": torch.zeros(3)}, 2)
     with pytest.raises(SyncError, match="without staged weights"):
-        engine.flip()
+        switch(engine, 2)
     engine.stage({"norm.weight": torch.zeros(16)}, 2)
     with pytest.raises(SyncError, match=r"15 of 16 tensors were not staged, such as 'embedding"):
-        engine.flip()
-    engine.unflip()
+        switch(engine, 2)
+    discard(engine)
     assert engine.version == 1
     np.testing.assert_array_equal(engine.answer(prompts)[0].logprobs, before[0].logprobs)
 

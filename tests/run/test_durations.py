@@ -14,12 +14,15 @@ from hooktrainer.errors import ConfigError
 from hooktrainer.replay.options import ReplayOptions
 from hooktrainer.run.loading import config_from_mapping
 
+SERVER = {"use": "server", "urls": ["http://localhost:8000"], "weights_dir": "weights"}
 OPTIONS = {
     "learner.timeout_s": {"learner": {"timeout_s": None}},
     "replay.sample_timeout_s": {"replay": {"sample_timeout_s": None}},
     "replay.group_timeout_s": {"replay": {"group_timeout_s": None}},
     "rollout.sync_timeout_s": {"rollout": {"use": "process", "sync_timeout_s": None}},
     "rollout.turn_timeout_s": {"rollout": {"use": "thread", "turn_timeout_s": None}},
+    "rollout.retry_s": {"rollout": {**SERVER, "retry_s": None}},
+    "rollout.request_timeout_s": {"rollout": {**SERVER, "request_timeout_s": None}},
     "timeout_s": {"plugins": ["metric_aggregation", "weight_sync", {"use": "watchdog", "timeout_s": None}]},
     "server_timeout_s": {
         "plugins": [

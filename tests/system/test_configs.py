@@ -7,21 +7,25 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import make_tiny_llama
 import pytest
 
 from helpers.huggingface_models import save_model
+from helpers.serving import ModelServer, serving
 from hooktrainer import build_trainer, load_config
+from hooktrainer.models.huggingface_options import HuggingFaceOptions
 from hooktrainer.run.composition import composition_of
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("quickstart", "sync", "process", "ray", "huggingface")
+SMALL = ("quickstart", "sync", "process", "ray", "huggingface", "server")
 CONFIGS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*.yaml")])
 OVERLAYS = sorted(ROOT.glob("configs/tasks/*.yaml"))
 FAMILIES = sorted(set(ROOT.glob("configs/*.yaml")) - {ROOT / "configs" / f"{name}.yaml" for name in SMALL})
-SLOW = ("process", "ray", "huggingface", "calculator")
+SLOW = ("process", "ray", "huggingface", "server", "calculator")
+SIZES = {"vocab_size": 96, "max_length": 64, "seed": 0}
 TINY = ["trainer.total_steps=2", "plugins.validation.size=8"]
 
 
@@ -31,15 +35,25 @@ TINY = ["trainer.total_steps=2", "plugins.validation.size=8"]
     ids=lambda path: path.name,
 )
 def test_a_shipped_configuration_composes_and_trains(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if path.name == "huggingface.yaml":
+    overrides = []
+    if path.name in {"huggingface.yaml", "server.yaml"}:
         make_tiny_llama.main(["runs/tiny_llama", "--steps", "1"])
     has_validation = any(entry.name == "validation" for entry in load_config(path).plugins)
-    config = load_config(path, overrides=TINY if has_validation else TINY[:1])
+    if path.name == "server.yaml":
+        overrides = ["rollout.n=4", f"rollout.urls=[{request.getfixturevalue('llama_server').url}]"]
+    config = load_config(path, overrides=[*(TINY if has_validation else TINY[:1]), *overrides])
 
     assert build_trainer(config).fit().step == 2
+
+
+@pytest.fixture
+def llama_server() -> Iterator[ModelServer]:
+    """A server that loads the models of Hugging Face."""
+    with serving(load=lambda folder: HuggingFaceOptions(path=str(folder)).build(**SIZES)) as servers:
+        yield servers[0]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)

@@ -112,8 +112,9 @@ CASES = {
     ),
     "watchdog": Case("plugins/hooktrainer_plugins/watchdog.py", "watchdog", "Watchdog, '_report'"),
 }
-NOT_OF_A_RUN = {"hooktrainer/run/report/training.py"}
-"""Its threads wait for runs; tests/report/test_compare.py checks that their errors end the command."""
+NOT_OF_A_RUN = {"hooktrainer/run/report/training.py", "hooktrainer/rollout/server/group_feed.py"}
+"""Threads that wait for runs, and those that need a server. tests/run/report/test_compare.py and
+tests/rollout/test_server.py check that their errors end the command or the run."""
 STARTERS = {"Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_thread", "ReportingThread"}
 
 
