@@ -336,10 +336,14 @@ class OwnServers:
 
 
 def served(
-    servers: Sequence[ModelServer], folder: Path, config: GeneratorConfig | None = None, **options: Any
+    servers: Sequence[ModelServer],
+    folder: Path,
+    config: GeneratorConfig | None = None,
+    save: Callable[..., None] = SAVE,
+    **options: Any,
 ) -> ServerEngine:
     """Return an engine that samples on these servers."""
     made = ServerOptions(urls=[server.url for server in servers], weights_dir=folder, **{**SHORT, **options})
-    engine = made.build(attrs.evolve(config or generator_config(), save=SAVE))
+    engine = made.build(attrs.evolve(config or generator_config(), save=save))
     assert isinstance(engine, ServerEngine)
     return engine

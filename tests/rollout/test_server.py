@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.rollouts import LENGTH, Queue, build, generator_config, groups, versions_of
+from helpers.environments import Scripted, Talk
+from helpers.rollouts import LENGTH, TASK, Queue, build, generator_config, groups, versions_of
 from helpers.serving import ModelServer, served, serving
 from hooktrainer.algorithms.logprobs import log_policy
 from hooktrainer.errors import ConfigError, RolloutError, SyncError
@@ -246,6 +247,34 @@ def publish_while_frozen(engine: ServerEngine, server: ModelServer, version: int
 
     engine._pool.load = load  # type: ignore[method-assign]
     publish(engine, version)
+
+
+def test_a_turn_after_a_sync_uses_the_new_weights_and_each_turn_its_tokens(make: Make, tmp_path: Path) -> None:
+    """The policy writes `3` and ends its turn; the environment replies twice."""
+    long = 24
+    config = attrs.evolve(generator_config(Scripted, Talk()), max_length=TASK.longest_prompt + long)
+    with serving(load=lambda _: Scripted()) as servers:
+        engine = make(servers, config=config, save=write_nothing, max_response_length=long, on_sync="continue")
+        weights = full_state(Scripted())
+        SameHostTransport().publish(weights, 3, [engine])
+        queue = Queue(groups(1))
+        servers[0].freeze_after(4)  # both answers of the group have their first turn
+        engine.start(queue)
+        assert servers[0].frozen.wait(20)
+        SameHostTransport().publish(weights, 4, [engine])
+        servers[0].freeze_after(np.inf)
+        queue.wait_for(1)
+        assert not queue.failed
+    for answer in queue.finished[0]:
+        assert answer.text == "3\n+1\n3\n=\n3"
+        assert answer.score == 0.5
+        assert answer.versions[:2].tolist() == [3, 3]
+        assert answer.versions[-1] == 4
+        assert answer.loss_mask is not None
+
+
+def write_nothing(_module: object, _tokenizer: object, folder: Path) -> None:
+    (folder / "empty").touch()
 
 
 class TestStart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,12 @@ from hooktrainer.rollout.server.options import ServingOptions
 
 COMPLETIONS: Final = "/v1/completions"
 _CHECK_TEMPERATURE: Final = 0.7
-_CHECK_PROMPT: Final = (0, 1, 1, 0)
+_CHECK_PROMPTS: Final = ((0, 1, 1, 0), (1, 0), (0,))
 """Every vocabulary has these tokens."""
-_MOVED_ODDS: Final = 2.0
+_CHECK_BIASES: Final = (0.0, -10.0, -30.0, -90.0)
+_LARGEST_ODDS: Final = 9.0
+"""Log-odds up to which a log-probability in float32 is exact enough."""
+_CHECK_SHIFT: Final = 2.0
 _CHECK_ATOL: Final = 0.05
 _CACHE_S: Final = 10.0
 """Seconds for which the reset of a prefix cache is repeated."""
@@ -205,21 +209,24 @@ class InferenceServer:
         """Raise `ServerError` unless log-probabilities are those of the distribution that is sampled from.
 
         A bias moves the logit of a sampled token, and the temperature scales it. Both must show in the log-probability.
+        If one token has all of the probability despite a bias, log-probabilities of all kinds are equal.
         """
-        sampled = Answered()
-        body = self._request(_CHECK_PROMPT, 1, _CHECK_TEMPERATURE) | {"logprobs": 0, "seed": 0, "ignore_eos": True}
-        sampled.add(*self._sampled(self._first(await self.connection.post(COMPLETIONS, body))))
-        (token,), (logprob,) = sampled.tokens, sampled.logprobs
-        odds = logprob - math.log(max(-math.expm1(logprob), 1e-9))
-        moved = -_MOVED_ODDS if odds >= 0 else _MOVED_ODDS
-        bias = (moved - odds) * _CHECK_TEMPERATURE
-        found = await self._logprob(_CHECK_PROMPT, token, _CHECK_TEMPERATURE, bias)
-        expected = -math.log1p(math.exp(-moved))
-        if not abs(found - expected) <= _CHECK_ATOL:
+        for bias, prompt in itertools.product(_CHECK_BIASES, _CHECK_PROMPTS):
+            body = self._request(prompt, 1, _CHECK_TEMPERATURE) | {"logprobs": 0, "seed": 0, "ignore_eos": True}
+            ((token,), _) = self._sampled(self._first(await self.connection.post(COMPLETIONS, body)))
+            odds = _log_odds(await self._logprob(prompt, token, _CHECK_TEMPERATURE, bias))
+            if odds < _LARGEST_ODDS:
+                break
+        else:
+            return
+        shift = -_CHECK_SHIFT if odds >= 0 else _CHECK_SHIFT
+        moved = bias + shift * _CHECK_TEMPERATURE
+        found = _log_odds(await self._logprob(prompt, token, _CHECK_TEMPERATURE, moved)) - odds
+        if not abs(found - shift) <= _CHECK_ATOL:
             raise ServerError(
                 f"the {self} returns log-probabilities of another distribution than it samples from: at temperature "
-                f"{_CHECK_TEMPERATURE:g}, the log-probability of token {token} is {found:.4g}, expected "
-                f"{expected:.4g}. Start it with --logprobs-mode processed_logprobs"
+                f"{_CHECK_TEMPERATURE:g}, a bias of {shift * _CHECK_TEMPERATURE:.4g} moved the log-odds of token "
+                f"{token} by {found:.4g}, expected {shift:.4g}. Start it with --logprobs-mode processed_logprobs"
             )
 
     async def _reset_cache(self) -> None:
@@ -235,3 +242,7 @@ class InferenceServer:
                     "--no-enable-prefix-caching, or let no other client use it"
                 )
             await asyncio.sleep(0.1)
+
+
+def _log_odds(logprob: float) -> float:
+    return logprob - math.log(max(-math.expm1(logprob), 1e-12))
