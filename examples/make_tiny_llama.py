@@ -36,12 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--accuracy", type=float, default=0.3, help="share of new questions solved, at which to stop")
     parser.add_argument("--steps", type=int, default=200, help="most training steps on solutions")
     parser.add_argument("--seed", type=int, default=0, help="determines the initial weights and the questions")
+    parser.add_argument(
+        "--heads", type=int, default=4, help="attention heads; vLLM on CPUs needs heads of 32, which is 2"
+    )
+    parser.add_argument("--untied", action="store_true", help="give the head weights of its own, as vLLM needs it")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     examples = iter(TASK.train(options.seed))
     tokenizer = make_tokenizer(islice(examples, 1000))
-    model = make_model(tokenizer)
+    model = make_model(tokenizer, heads=options.heads, tied=not options.untied)
     train(model, tokenizer, examples, options.steps, options.accuracy)
     model.save_pretrained(options.folder)
     tokenizer.save_pretrained(options.folder)
@@ -62,20 +66,20 @@ def make_tokenizer(examples: Iterator[Example]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=pairs, pad_token=PAD, eos_token=EOS)  # type: ignore[no-untyped-call]
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return a model of 0.13 million random weights."""
+def make_model(tokenizer: PreTrainedTokenizerFast, heads: int = 4, *, tied: bool = True) -> LlamaForCausalLM:
+    """Return a model of 0.13 million random weights, a few more if they are not tied."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=64,
             intermediate_size=192,
             num_hidden_layers=2,
-            num_attention_heads=4,
+            num_attention_heads=heads,
             max_position_embeddings=64,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.eos_token_id,
             eos_token_id=tokenizer.eos_token_id,
-            tie_word_embeddings=True,
+            tie_word_embeddings=tied,
         )
     )
 
