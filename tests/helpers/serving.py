@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -23,6 +23,8 @@ from starlette.routing import Route
 from torch import Tensor
 
 from helpers.rollouts import LENGTH, build, generator_config
+from hooktrainer import Plugin, on
+from hooktrainer.events import IterationEnd
 from hooktrainer.models.decoder_folder import load_weights
 from hooktrainer.models.options import DecoderOptions
 from hooktrainer.rollout.generator_config import GeneratorConfig
@@ -347,3 +349,15 @@ def served(
     engine = made.build(attrs.evolve(config or generator_config(), save=save))
     assert isinstance(engine, ServerEngine)
     return engine
+
+
+@attrs.define(kw_only=True)
+class EndsServers(Plugin):
+    """Ends servers after the first iteration."""
+
+    servers: ClassVar[list[ModelServer]] = []
+
+    @on(IterationEnd)
+    def end(self, _event: IterationEnd) -> None:
+        while EndsServers.servers:
+            EndsServers.servers.pop().vanish()

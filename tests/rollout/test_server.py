@@ -14,15 +14,19 @@ import pytest
 import torch
 
 from helpers.environments import Scripted, Talk
-from helpers.rollouts import LENGTH, TASK, Queue, build, generator_config, groups, versions_of
-from helpers.serving import ModelServer, served, serving
+from helpers.rollouts import LENGTH, TASK, TOKENIZER, Queue, build, generator_config, groups, versions_of
+from helpers.serving import EndsServers, ModelServer, served, serving
+from hooktrainer import build_trainer
 from hooktrainer.algorithms.logprobs import log_policy
-from hooktrainer.errors import ConfigError, RolloutError, SyncError
+from hooktrainer.config import Config
+from hooktrainer.errors import ConfigError, HookTrainerError, RolloutError, SyncError
 from hooktrainer.models.policy import full_state
+from hooktrainer.models.saved_decoder import SavedDecoder
 from hooktrainer.ports import Canary, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.server.engine import ServerOptions
 from hooktrainer.rollout.server.group_feed import GroupFeed
 from hooktrainer.rollout.server.server_engine import ServerEngine
+from hooktrainer.run.loading import config_from_mapping
 from hooktrainer.weight_sync.same_host import SameHostTransport
 
 TOKENS = np.array([4, 2, 3, 5, 2])
@@ -491,6 +495,23 @@ class TestDeaths:
         assert_holds(engine, 2)
         servers[0].vanish()
 
+    def test_a_server_that_returns_with_other_options_is_left_out(
+        self, servers: list[ModelServer], make: Make, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = make(servers)
+        publish(engine, 0)
+        servers[0].vanish()
+        publish(engine, 1)
+        servers[0] = ModelServer(port=servers[0].port)
+        servers[0].raw_logprobs = True
+        publish(engine, 2)
+        assert engine.logprobs(TOKENS).shape == (1, 4)
+        assert "can be reached again, but not be used" in caplog.text
+        servers[0].raw_logprobs = False
+        publish(engine, 3)
+        assert engine.logprobs(TOKENS).shape == (2, 4)
+        servers[0].vanish()
+
     def test_without_any_server_the_run_ends(self, servers: list[ModelServer], make: Make) -> None:
         engine, queue = make(servers), Queue(groups(4))
         publish(engine, 0)
@@ -539,3 +560,56 @@ class TestOptions:
     def test_a_model_without_save_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no `save"):
             ServerOptions(urls=["http://a"], weights_dir=tmp_path).build(generator_config())
+
+
+RUN = {
+    "seed": 0,
+    "task": "addition",
+    "model": {"use": "decoder", "layers": 1, "width": 16, "heads": 2},
+    "trainer": {"total_steps": 3, "train_batch_size": 4, "ppo_mini_batch_size": 2, "parameter_sync_step": 2},
+    "plugins": [
+        "metric_aggregation",
+        "weight_sync",
+        {"use": "staleness", "max_off_policy_threshold": 4},
+        {"use": "validation", "size": 4},
+        {"use": "helpers.serving:EndsServers"},
+        {"use": "log_after_collect", "sinks": ["jsonl"]},
+        "checkpoint",
+    ],
+}
+
+
+class TestRuns:
+    @pytest.fixture
+    def decoders(self) -> Iterator[list[ModelServer]]:
+        sizes = {"vocab_size": TOKENIZER.vocab_size, "max_length": 0, "seed": 0}
+        with serving(2, load=lambda folder: SavedDecoder(path=folder).build(**sizes), key="right-key") as servers:
+            yield servers
+
+    def config(self, servers: list[ModelServer], folder: Path, **rollout: Any) -> Config:
+        urls = [server.url for server in servers]
+        own = {"use": "server", "urls": urls, "weights_dir": str(folder / "weights"), "n": 2, "max_response_length": 4}
+        return config_from_mapping(
+            {**RUN, "rollout": {**own, "retry_s": 0.3, **rollout}, "run": {"dir": str(folder / "run")}}
+        )
+
+    def test_a_run_continues_with_the_servers_that_are_left_and_stores_no_key(
+        self, decoders: list[ModelServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("VLLM_API_KEY", "right-key")
+        EndsServers.servers = decoders[:1]
+        assert build_trainer(self.config(decoders, tmp_path)).fit().step == 3
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert any(path.name == "metrics.jsonl" for path in files)
+        assert not [path for path in files if b"right-key" in path.read_bytes()]
+        assert not list((tmp_path / "weights").iterdir())
+
+    def test_a_run_without_servers_ends_with_what_to_do(
+        self, decoders: list[ModelServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("VLLM_API_KEY", "right-key")
+        EndsServers.servers = list(decoders)
+        with pytest.raises(HookTrainerError, match="no server is left"):
+            build_trainer(self.config(decoders, tmp_path)).fit()

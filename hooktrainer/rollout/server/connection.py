@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 _CONNECT_S: Final = 5.0
 _FIRST_DELAY_S: Final = 0.05
 _LONGEST_DELAY_S: Final = 2.0
-_PROBE_S: Final = 2.0
+_PROBE_S: Final = 5.0
 _DATA: Final = "data:"
 _DONE: Final = "[DONE]"
 

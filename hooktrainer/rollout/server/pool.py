@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
-from hooktrainer.errors import RolloutError
+from hooktrainer.errors import RolloutError, line_of
 from hooktrainer.ports import Floats, ReplayBuffer, Tokens
 from hooktrainer.rollout.engine import listed_groups
 from hooktrainer.rollout.server.errors import ServerGoneError
@@ -132,7 +132,10 @@ class ServerPool:
     async def _load(self, version: int, folder: Path, label: str) -> None:
         reached = await asyncio.gather(*(server.connection.is_reachable() for server in self._servers))
         chosen = [server for server, found in zip(self._servers, reached, strict=True) if found or server.live]
-        failed = await self._each(chosen or self._servers, lambda server: server.load(folder, label))
+        returned = {server for server in chosen if not server.live} if self.live else set()
+        failed = await self._each(chosen or self._servers, lambda server: server.load(folder, label), spares=returned)
+        for server in returned & failed.keys():
+            _LOG.warning("the %s can be reached again, but not be used: %s", server, line_of(failed[server]))
         for server in self._servers:
             if server in chosen and server not in failed:
                 server.live = True
@@ -146,7 +149,7 @@ class ServerPool:
         for server in self._servers:
             server.drop()
         self.requests.version = -1
-        if failed := await self._each(self._servers, lambda server: server.resume(), every=True):
+        if failed := await self._each(self._servers, lambda server: server.resume(), spares=self._servers):
             _LOG.warning("servers may still be paused: %s", next(iter(failed.values())))
 
     async def _each(
@@ -154,13 +157,13 @@ class ServerPool:
         servers: Sequence[InferenceServer],
         work: Callable[[InferenceServer], Awaitable[object]],
         *,
-        every: bool = False,
+        spares: Collection[InferenceServer] = (),
     ) -> dict[InferenceServer, BaseException]:
-        """Ask servers at once; return the errors of those that cannot be reached, or of every one. Raise any other."""
+        """Ask servers at once; return the errors of those that cannot be reached, and of `spares`. Raise any other."""
         results = await asyncio.gather(*(work(server) for server in servers), return_exceptions=True)
         failed = {one: found for one, found in zip(servers, results, strict=True) if isinstance(found, BaseException)}
-        for error in failed.values():
-            if not isinstance(error, ServerGoneError if not every else RolloutError):
+        for server, error in failed.items():
+            if not isinstance(error, RolloutError if server in spares else ServerGoneError):
                 raise error
         return failed
 
