@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -253,7 +254,7 @@ def publish_while_frozen(engine: ServerEngine, server: ModelServer, version: int
     publish(engine, version)
 
 
-def test_a_turn_after_a_sync_uses_the_new_weights_and_each_turn_its_tokens(make: Make, tmp_path: Path) -> None:
+def test_a_turn_after_a_sync_uses_the_new_weights_and_each_turn_its_tokens(make: Make) -> None:
     """The policy writes `3` and ends its turn; the environment replies twice."""
     long = 24
     config = attrs.evolve(generator_config(Scripted, Talk()), max_length=TASK.longest_prompt + long)
@@ -275,6 +276,23 @@ def test_a_turn_after_a_sync_uses_the_new_weights_and_each_turn_its_tokens(make:
         assert answer.versions[:2].tolist() == [3, 3]
         assert answer.versions[-1] == 4
         assert answer.loss_mask is not None
+
+
+def test_an_environment_that_raises_fails_its_group_only(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    long = 24
+    config = attrs.evolve(
+        generator_config(Scripted, Talk(replies=[ValueError("no tool")])), max_length=TASK.longest_prompt + long
+    )
+    with serving(load=lambda _: Scripted()) as servers:
+        engine = make(servers, config=config, save=write_nothing, max_response_length=long)
+        SameHostTransport().publish(full_state(Scripted()), 0, [engine])
+        queue = Queue(groups(2))
+        engine.start(queue)
+        queue.wait_for(2)
+        engine.pump()
+    assert all("ValueError: no tool" in str(error) and reason == "error" for error, reason in queue.failed.values())
+    gc.collect()
+    assert not caplog.records
 
 
 def write_nothing(_module: object, _tokenizer: object, folder: Path) -> None:

@@ -58,7 +58,7 @@ class Requests:
             if request.complete and request.conversation is not None:
                 assert turns is not None
                 reply = turns.submit(request)
-                await asyncio.wait([asyncio.shield(asyncio.wrap_future(reply))])
+                await asyncio.gather(asyncio.wrap_future(reply), return_exceptions=True)  # `apply` reads the error
                 turns.apply(request, reply)
 
     async def _sent(self, request: Request, server: InferenceServer) -> None:
