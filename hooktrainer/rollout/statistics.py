@@ -9,6 +9,23 @@ from time import perf_counter
 from hooktrainer.metrics import Metric, Rate, Sum, merge
 
 
+class Stopwatch:
+    """Divides the time of a worker into laps."""
+
+    def __init__(self) -> None:
+        self._since = perf_counter()
+
+    def restart(self) -> None:
+        """Begin a lap now, and leave out the time since the last one."""
+        self._since = perf_counter()
+
+    def lap(self) -> float:
+        """Return the seconds since the last lap, or since the restart, and begin a new lap."""
+        now = perf_counter()
+        seconds, self._since = now - self._since, now
+        return seconds
+
+
 class RolloutStats:
     """Merges metrics until they are taken, and attributes the waits of idle workers. Thread-safe.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hooktrainer._util.places import place_of_user_code
 from hooktrainer.ports import Group, GroupSource, Trajectory
 from hooktrainer.rollout.hand_in import HandIn, ends_engine, failure_reason
 from hooktrainer.rollout.scheduler import Scheduler
-from hooktrainer.rollout.statistics import RolloutStats
+from hooktrainer.rollout.statistics import RolloutStats, Stopwatch
 from hooktrainer.weight_sync.torn_reads import Fingerprint
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class WorkerLoop:
         """The answers of groups that are being scored, by number."""
         self._scored = threading.Condition()
         self._max_scoring = self._scheduler.max_groups + generator.score_pool.options.workers
-        self._counted_until = perf_counter()
+        self._stopwatch = Stopwatch()
 
     @property
     def groups(self) -> Sequence[int]:
@@ -98,7 +97,7 @@ class WorkerLoop:
         mark = self._stats.mark()
         claimed = self._source.claim(room)
         self._stats.waited(mark)
-        self._counted_until = perf_counter()
+        self._stopwatch.restart()
         return claimed
 
     def _must_wait_for_scores(self) -> bool:
@@ -114,7 +113,7 @@ class WorkerLoop:
                     self._scheduler.done(group)
                     self._hand_in_later(group, scores)
                 else:
-                    self._hand_in(group, scores, self._lap)
+                    self._hand_in(group, scores, self._stopwatch.lap)
                     self._scheduler.done(group)
         except BaseException as error:
             for group in self._scheduler.abandon():
@@ -124,7 +123,7 @@ class WorkerLoop:
 
     def _hand_in_later(self, group: Group, scores: Future[list[Trajectory]]) -> None:
         """Hand in a group on the thread that scores it."""
-        seconds = self._lap()
+        seconds = self._stopwatch.lap()
         with self._scored:
             self._scoring[group.number] = scores
 
@@ -140,9 +139,3 @@ class WorkerLoop:
                     self._scored.notify_all()
 
         scores.add_done_callback(hand_in)
-
-    def _lap(self) -> float:
-        """Return the seconds since the last call."""
-        now = perf_counter()
-        seconds, self._counted_until = now - self._counted_until, now
-        return seconds

@@ -172,6 +172,11 @@ class DoubleBuffer:
         return self._versions[self._used]
 
     @property
+    def staging(self) -> int | None:
+        """Version that is staged and not in use; None if there is none."""
+        return self._staging
+
+    @property
     def spare(self) -> int:
         """Index of the set that is not in use."""
         return 1 - self._used

@@ -74,6 +74,14 @@ def publish(
     (transport or SameHostTransport()).publish(full_state(build(seed=version)), version, [engine], canary=canary)
 
 
+def start_frozen(engine: ServerEngine, queue: Queue, server: ModelServer) -> None:
+    """Publish version 0, and generate until the server stands still in the middle of answers."""
+    publish(engine, 0)
+    server.freeze_after(5)
+    engine.start(queue)
+    assert server.frozen.wait(20)
+
+
 def assert_holds(engine: ServerEngine, version: int) -> None:
     assert engine.version == version
     for row in engine.logprobs(TOKENS):
@@ -139,10 +147,7 @@ class TestSyncs:
 
     def test_a_cut_answer_continues_on_the_new_weights(self, servers: list[ModelServer], make: Make) -> None:
         engine, queue = make(servers[:1], on_sync="continue"), Queue(groups(1))
-        publish(engine, 0)
-        servers[0].freeze_after(5)
-        engine.start(queue)
-        assert servers[0].frozen.wait(20)
+        start_frozen(engine, queue, servers[0])
         publish_while_frozen(engine, servers[0], 1)
         queue.wait_for(1)
         answers = queue.finished[0]
@@ -153,10 +158,7 @@ class TestSyncs:
 
     def test_a_sync_waits_for_answers_that_finish(self, servers: list[ModelServer], make: Make) -> None:
         engine, queue = make(servers[:1], on_sync="finish"), Queue(groups(1))
-        publish(engine, 0)
-        servers[0].freeze_after(5)
-        engine.start(queue)
-        assert servers[0].frozen.wait(20)
+        start_frozen(engine, queue, servers[0])
         threading.Timer(0.05, servers[0].freeze_after, [np.inf]).start()
         publish(engine, 1)
         queue.wait_for(1)
@@ -167,10 +169,7 @@ class TestSyncs:
         self, servers: list[ModelServer], make: Make
     ) -> None:
         engine, queue = make(servers[:1], sync_timeout_s=0.1), Queue(groups(1))
-        publish(engine, 0)
-        servers[0].freeze_after(5)
-        engine.start(queue)
-        assert servers[0].frozen.wait(20)
+        start_frozen(engine, queue, servers[0])
         with pytest.raises(SyncError, match=r"rollout\.sync_timeout_s.* answers in flight on servers"):
             publish(engine, 1)
         servers[0].freeze_after(np.inf)

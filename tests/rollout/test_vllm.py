@@ -167,23 +167,22 @@ def test_tokens_have_the_log_probabilities_of_their_version(tmp_path: Path) -> N
     assert ("continue", 2) in spans
 
 
+def assert_refused(llama: Llama, url: str, folder: Path, version: int, reason: str) -> None:
+    engine = llama.engine(url, folder)
+    try:
+        with pytest.raises(SyncError, match=reason):
+            llama.publish(engine, version, SameHostTransport())
+    finally:
+        engine.close()
+
+
 def test_raw_log_probabilities_are_refused(tmp_path: Path) -> None:
     llama = Llama(tmp_path / "model", "--untied")
     with vllm(tmp_path / "model", "--logprobs-mode", "raw_logprobs") as url:
-        engine = llama.engine(url, tmp_path / "weights")
-        try:
-            with pytest.raises(SyncError, match="processed_logprobs"):
-                llama.publish(engine, 0, SameHostTransport())
-        finally:
-            engine.close()
+        assert_refused(llama, url, tmp_path / "weights", 0, "processed_logprobs")
 
 
 def test_a_tied_head_that_stays_old_is_caught(tmp_path: Path) -> None:
     llama = Llama(tmp_path / "model")
     with vllm(tmp_path / "model", *PROCESSED) as url:
-        engine = llama.engine(url, tmp_path / "weights")
-        try:
-            with pytest.raises(SyncError, match="does not use the weights that it confirmed"):
-                llama.publish(engine, 1, SameHostTransport())
-        finally:
-            engine.close()
+        assert_refused(llama, url, tmp_path / "weights", 1, "does not use the weights that it confirmed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hooktrainer._util.threads import ReportingThread
@@ -14,6 +13,7 @@ from hooktrainer.ports import Group, ReplayBuffer, Trajectory
 from hooktrainer.rollout.engine import GRACE_S
 from hooktrainer.rollout.hand_in import HandIn, failure_reason
 from hooktrainer.rollout.server.errors import ServerError, ServerGoneError
+from hooktrainer.rollout.statistics import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ class GroupFeed:
         self._open = self._closing = False
         self._active = 0
         """Groups that were claimed and are not handed in."""
-        self._counted_until = perf_counter()
+        self._stopwatch = Stopwatch()
         self._thread = ReportingThread(self._claim_all, "rollout-feed", pool.loop.fail)
         self._thread.start()
 
@@ -86,7 +86,7 @@ class GroupFeed:
                 return
             if idle:
                 self._stats.waited(mark)
-                self._counted_until = perf_counter()
+                self._stopwatch.restart()
             with self._changed:
                 groups = self._buffer.claim(max(0, self._room()), block=False) if self._open else ()
                 chosen = [(group, self._assign(group)) for group in groups]
@@ -134,7 +134,7 @@ class GroupFeed:
     def _scored(self, group: Group, scores: Future[list[Trajectory]]) -> None:
         try:
             if not self._closing:
-                self._hand_in(group, scores, self._lap)
+                self._hand_in(group, scores, self._stopwatch.lap)
         except BaseException as error:  # noqa: BLE001 - the loop's thread raises it
             self._pool.loop.fail(error)
         finally:
@@ -163,9 +163,3 @@ class GroupFeed:
         with self._changed:
             self._active -= 1
             self._changed.notify_all()
-
-    def _lap(self) -> float:
-        """Return the seconds since the last call, or since the engine had no group."""
-        now = perf_counter()
-        seconds, self._counted_until = now - self._counted_until, now
-        return seconds

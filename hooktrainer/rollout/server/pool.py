@@ -32,7 +32,7 @@ class ServerPool:
     """Asks all servers in the event loop of a thread. Call its methods on the loop's thread of the trainer."""
 
     def __init__(self, options: ServingOptions, *, eos_ids: frozenset[int], max_length: int) -> None:
-        self._options = options
+        self.options: Final = options
         self._eos_ids = eos_ids
         self._max_length = max_length
         self._servers: list[InferenceServer] = []
@@ -45,11 +45,6 @@ class ServerPool:
         """Open the event loop; an error that ends generation closes the buffer."""
         self._open()
         self.loop.on_failure = buffer.close  # wakes the loop of the trainer
-
-    @property
-    def options(self) -> ServingOptions:
-        """Options of the engine."""
-        return self._options
 
     @property
     def requests(self) -> Requests:
@@ -78,7 +73,7 @@ class ServerPool:
 
     def resume(self) -> None:
         """Begin requests again."""
-        self.loop.run(lambda: _call(self.requests.open))
+        self.loop.run(self.requests.open)
 
     def logprobs(self, tokens: Tokens) -> Floats:
         """Return the log-probabilities of a text from every live server, (L,) -> (R, L - 1)."""
@@ -123,10 +118,10 @@ class ServerPool:
     def _open(self) -> None:
         if self._requests is None:
             self.loop.open()
-            self._requests = Requests(self._options, self._eos_ids)
+            self._requests = Requests(self.options, self._eos_ids)
             self._servers = [
-                InferenceServer(url, self._options, eos_ids=self._eos_ids, max_length=self._max_length)
-                for url in self._options.urls
+                InferenceServer(url, self.options, eos_ids=self._eos_ids, max_length=self._max_length)
+                for url in self.options.urls
             ]
 
     async def _load(self, version: int, folder: Path, label: str) -> None:
@@ -182,7 +177,7 @@ class ServerPool:
 
     async def _answer(self, requests: Sequence[Request], turns: Turns | None) -> None:
         """Complete requests; those of a server that is dropped continue on another one."""
-        slots = asyncio.Semaphore(self._options.slots * max(1, len(self.live)))
+        slots = asyncio.Semaphore(self.options.slots * max(1, len(self.live)))
 
         async def complete(number: int, request: Request) -> None:
             async with slots:
@@ -200,10 +195,6 @@ class ServerPool:
     async def _close_connections(self) -> None:
         for server in self._servers:
             await server.connection.close()
-
-
-async def _call(action: Callable[[], None]) -> None:
-    action()
 
 
 def _none_left(error: BaseException) -> RolloutError:

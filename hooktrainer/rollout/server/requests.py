@@ -25,7 +25,7 @@ class Requests:
         self._open = asyncio.Event()
         self._in_flight: Final[set[asyncio.Future[None]]] = set()
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Let requests start."""
         self._open.set()
 

@@ -16,7 +16,6 @@ from hooktrainer.rollout.server.weight_folders import WeightFolders
 from hooktrainer.weight_sync.double_buffer import DoubleBuffer, ModulePair
 
 if TYPE_CHECKING:
-    from hooktrainer.ports import Weights
     from hooktrainer.rollout.decode_batch import Request
     from hooktrainer.rollout.options import SamplingOptions
 
@@ -55,22 +54,14 @@ class ServerEngine(Engine):
         super().__init__(generator, weights)
         self._pool = pool
         self._folders = folders
-        self._staged: int | None = None
-        """The version that was staged and is not in use."""
         self._feed: GroupFeed | None = None
-
-    def stage(self, weights: Weights, version: int) -> Mapping[str, int]:
-        """Copy a bucket in this process; servers are not asked."""
-        held = super().stage(weights, version)
-        self._staged = version
-        return held
 
     def pause(self) -> None:
         """Write the staged weights, then begin no request; with `on_sync: finish`, wait for those in flight."""
-        if self._staged is not None:
+        if (staged := self._weights.staging) is not None:
             self._weights.check_staged()
             module = self._generator.weights.modules[self._weights.spare]
-            self._folders.write(module, self._staged, keep=self.version)
+            self._folders.write(module, staged, keep=self.version)
         if self._feed is not None:
             self._feed.hold()
         self._pool.pause()
@@ -82,11 +73,10 @@ class ServerEngine(Engine):
                 self._pool.forget()
             else:
                 self._pool.load(version, self._folders.path(version), f"{self._folders.name}/{version}")
-            if version == self._staged:
+            if version == self._weights.staging:
                 self._weights.flip()
-            elif version != self.version or self._staged is not None:
+            elif version != self.version or self._weights.staging is not None:
                 self._weights.unflip()
-            self._staged = None
         finally:
             self._stats.end_sync()
 
