@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from time import monotonic
@@ -52,6 +52,8 @@ class ScorePool:
         self._checks_deadlines = False
         self._abandoned: set[threading.Thread] = set()
         """Threads that have not returned from a call that timed out, or was cancelled by `close`."""
+        self._ending: list[threading.Thread] = []
+        """Threads that are in no call and end."""
         self._numbers = itertools.count()
         self._loop: EventLoop | None = None
         self._settling = 0
@@ -117,6 +119,9 @@ class ScorePool:
         deadline = monotonic() + seconds
         with self._changed:
             running = list(self._abandoned)
+            ending, self._ending = self._ending, []
+        for thread in ending:
+            thread.join()
         for thread in running:
             thread.join(max(0.0, deadline - monotonic()))
         return [thread for thread in running if thread.is_alive()]
@@ -151,6 +156,7 @@ class ScorePool:
             if not self._closed or self._is_busy():
                 return
             loop, self._loop = self._loop, None
+            self._note_ending(self._threads)
             self._threads.clear()
             self._checks_deadlines = False
             self._changed.notify_all()
@@ -158,6 +164,10 @@ class ScorePool:
                 self._abandoned.add(loop.thread)
         if loop is not None:
             loop.close()
+
+    def _note_ending(self, threads: Iterable[threading.Thread]) -> None:
+        """Let `join` wait for these threads; the lock is held."""
+        self._ending = [thread for thread in (*self._ending, *threads) if thread.is_alive()]
 
     def _add_threads(self) -> None:
         """Start the threads that waiting calls need; the lock is held."""
@@ -185,6 +195,7 @@ class ScorePool:
             with self._changed:
                 if self._running.pop(me, None) is not job:  # the call timed out or was cancelled
                     self._abandoned.discard(me)
+                    self._note_ending([me])
                     return
                 self._settling += 1
             if error is None:

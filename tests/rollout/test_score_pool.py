@@ -226,6 +226,31 @@ class TestCoroutines:
 
 
 class TestClose:
+    def test_idle_threads_have_ended_after_join(self, make: Make) -> None:
+        before = set(threading.enumerate())
+        pool, together = make(workers=40, timeout_s=60.0), threading.Barrier(40)
+        for future in [submit(pool, together.wait) for _ in range(40)]:
+            future.result(PATIENCE_S)
+        pool.close()
+        assert not pool.join(PATIENCE_S)
+        assert set(threading.enumerate()) <= before
+
+    def test_a_thread_whose_call_was_cancelled_has_ended_after_join(self, make: Make) -> None:
+        before = set(threading.enumerate())
+        pool, entered, leave = make(workers=40, timeout_s=60.0), threading.Barrier(41), threading.Event()
+
+        def call() -> None:
+            entered.wait()
+            leave.wait()
+
+        for _ in range(40):
+            submit(pool, call)
+        entered.wait(PATIENCE_S)
+        pool.close()
+        leave.set()
+        assert not pool.join(PATIENCE_S)
+        assert set(threading.enumerate()) <= before
+
     def test_calls_that_run_and_wait_are_cancelled(self, make: Make, proceed: threading.Event) -> None:
         pool, entered = make(workers=1), threading.Event()
 
