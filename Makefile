@@ -5,7 +5,8 @@ CONFIG ?= configs/quickstart.yaml
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt
 code := hooktrainer plugins tests examples
-parallel := -n 2 --dist worksteal
+# Tests of processes and threads wait, so that two cores are busy with three test processes.
+parallel := -n 3 --dist worksteal
 fast := -m "not slow and not proof"
 
 # Compiling the package again in every process that a test starts would take longer than most tests.

@@ -172,7 +172,7 @@ def test_no_more_groups_are_claimed_than_there_are_slots(kind: type[ThreadOption
     assert 0 < max(at_work) <= workers.get("workers", 1) * per_worker
 
 
-@pytest.mark.parametrize("kind", [ThreadOptions, ProcessOptions])
+@pytest.mark.parametrize("kind", [ThreadOptions, pytest.param(ProcessOptions, marks=pytest.mark.slow)])
 def test_no_group_is_claimed_while_a_sync_pauses_an_idle_engine(kind: type[ThreadOptions], tmp_path: Path) -> None:
     task = WaitsInScore(inside=tmp_path / "inside", proceed=tmp_path / "proceed")
     os.mkfifo(task.inside)

@@ -321,11 +321,12 @@ class Raises(Closable):
 class TestWorkers:
     """Environments in other processes."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "options",
         [
             pytest.param(ProcessOptions(**BASE, workers=1), id="process"),
-            pytest.param(RayOptions, id="ray", marks=pytest.mark.slow),
+            pytest.param(RayOptions, id="ray"),
         ],
     )
     @pytest.mark.parametrize("behaviour", ["raises", "hangs"])

@@ -55,7 +55,7 @@ OPTIONS = {
     "server by group": OwnServers(1, **BASE, batching="group", on_sync="continue"),
     "Ray by group": RayOptions(**BASE, workers=1, batching="group"),
 }
-SLOW = {"Ray by group"}
+SLOW = {"Ray by group", "2 processes"}
 REMOTE = [ProcessOptions, RayOptions]
 Make = Callable[..., Any]
 NO_PROCESS = [name for name in OPTIONS if "process" not in name]
@@ -131,7 +131,8 @@ def test_every_claimed_group_gets_n_answers_of_one_version(engine: ports.Rollout
 
 
 @pytest.mark.parametrize(
-    "name", ["3 threads by group", "process by group", pytest.param("Ray by group", marks=pytest.mark.slow)]
+    "name",
+    ["3 threads by group", *(pytest.param(f"{kind} by group", marks=pytest.mark.slow) for kind in ("process", "Ray"))],
 )
 def test_groups_decoded_one_by_one_equal_those_of_the_inline_engine(name: str) -> None:
     engines = [made("inline by group"), made(name)]
@@ -282,7 +283,7 @@ def test_wrong_number_of_generated_answers_is_an_error(answers: object, found: s
     assert str(queue.failed[0][0]).startswith(f"the engine generated {found} instead of 2 answers")
 
 
-@pytest.mark.parametrize("name", ["inline", "process by group"])
+@pytest.mark.parametrize("name", ["inline", pytest.param("process by group", marks=pytest.mark.slow)])
 def test_non_finite_logits_are_an_error(name: str) -> None:
     engine = made(name)
     publish(engine, 0, {key: torch.full_like(tensor, torch.nan) for key, tensor in full_state(build()).items()})
@@ -308,7 +309,7 @@ def test_interrupt_on_the_thread_of_the_loop_fails_the_groups_and_is_raised(make
     assert (sorted(queue.finished), sorted(queue.failed), len(queue.pending)) == ([0], [1], 1)
 
 
-@pytest.mark.parametrize("name", ["thread", "process by group"])
+@pytest.mark.parametrize("name", ["thread", pytest.param("process by group", marks=pytest.mark.slow)])
 def test_dead_thread_wakes_the_loop_and_raises_its_error(name: str) -> None:
     class Broken(Queue):
         def count_pending(self, block: bool = False) -> int:

@@ -232,6 +232,7 @@ def test_the_end_of_a_run_names_the_method_of_a_process_that_hangs(
     )
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_by_a_sync_is_named_with_its_state(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_copy_of_the_engine_does_not_signal_the_workers(engine: WorkerEngine) 
     assert alive
 
 
+@pytest.mark.slow
 def test_workers_survive_the_end_of_the_thread_that_started_them(engine: WorkerEngine) -> None:
     publish(engine, 0)
     queue = Queue(groups(2))

@@ -64,6 +64,7 @@ def started(engine: WorkerEngine, count: int = 1) -> Queue:
 
 
 class TestErrors:
+    @pytest.mark.slow
     def test_exception_of_a_worker_keeps_its_type_and_traceback(self, make: Make) -> None:
         queue = started(make(Faulty(act="boom")))
         queue.wait_for(1)
@@ -81,6 +82,7 @@ class TestErrors:
         assert str(error) in str(arrived)
         assert type(error).__name__ in str(arrived)
 
+    @pytest.mark.slow
     def test_system_exit_in_a_worker_ends_the_run(self, make: Make) -> None:
         engine = make(Faulty(act="system exit"))
         queue = started(engine)
@@ -111,6 +113,7 @@ class TestDeaths:
         assert engine.take_metrics()["rollout/restarts"].value == 1
         assert engine.take_metrics()["rollout/restarts"].value == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("error", [OSError(errno.ENOSYS, "not implemented"), PermissionError(errno.EPERM, "no")])
     def test_a_death_is_seen_where_the_system_has_no_pidfd(
         self, make: Make, monkeypatch: pytest.MonkeyPatch, error: OSError
@@ -125,6 +128,7 @@ class TestDeaths:
         assert "was killed by SIGKILL while it answered group 0" in str(queue.failed[0][0])
         engine.close()
 
+    @pytest.mark.slow
     def test_a_death_is_seen_while_a_fork_in_a_session_of_its_own_holds_the_connection(
         self, make: Make, tmp_path: Path
     ) -> None:
@@ -135,6 +139,7 @@ class TestDeaths:
         engine.close()
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it is none of ours, and still lives
 
+    @pytest.mark.slow
     def test_a_blocked_send_ends_when_a_worker_dies_whose_fork_holds_the_connection(
         self, make: Make, tmp_path: Path
     ) -> None:
@@ -160,6 +165,7 @@ class TestDeaths:
         with pytest.raises(RolloutError, match=r"killed by SIGKILL after 1 restarts\. If no user killed it"):
             engine.pump()
 
+    @pytest.mark.slow
     def test_a_worker_that_exits_early_counts_as_dead(self, make: Make) -> None:
         queue = started(make(Faulty(act="exit")))
         queue.wait_for(1)
@@ -302,6 +308,7 @@ class TestSyncs:
 
 
 class TestEnds:
+    @pytest.mark.slow
     def test_slow_score_does_not_delay_a_sync(self, make: Make, blocked: WaitsInScore) -> None:
         engine = make(blocked)
         queue = started(engine)

@@ -37,8 +37,8 @@ ENGINES = {
     "2 processes": ProcessOptions(**BASE, workers=2),
     "process by group": ProcessOptions(**BASE, workers=1, batching="group"),
 }
-NAMES = [pytest.param(name, marks=pytest.mark.slow if name == "process by group" else ()) for name in ENGINES]
 IN_ONE_PROCESS = [name for name in ENGINES if "process" not in name]
+NAMES = [pytest.param(name, marks=() if name in IN_ONE_PROCESS else pytest.mark.slow) for name in ENGINES]
 
 
 def config_of(task: ports.Task, policy: Any = Scripted) -> GeneratorConfig:
@@ -98,7 +98,9 @@ def test_turns_and_observations_follow_each_other_in_every_engine(name: str) -> 
         assert (answer.length, answer.span) == (6, 1)
 
 
-@pytest.mark.parametrize("name", ["inline by group", "thread by group", "process by group"])
+@pytest.mark.parametrize(
+    "name", ["inline by group", "thread by group", pytest.param("process by group", marks=pytest.mark.slow)]
+)
 def test_answers_with_turns_repeat_bit_for_bit_by_group(name: str) -> None:
     found = [only(answered(Talk(), ENGINES[each], policy=decoder)) for each in ("inline by group", name)]
     assert any(answer.loss_mask is not None for answer in found[0])
@@ -107,7 +109,9 @@ def test_answers_with_turns_repeat_bit_for_bit_by_group(name: str) -> None:
             np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
 
 
-@pytest.mark.parametrize("name", ["inline", "thread, few slots", "process by group"])
+@pytest.mark.parametrize(
+    "name", ["inline", "thread, few slots", pytest.param("process by group", marks=pytest.mark.slow)]
+)
 def test_log_probabilities_of_later_turns_are_those_of_the_whole_text(name: str) -> None:
     """Tokens of a turn see the turns and observations before them, at their own positions."""
     queue = answered(Talk(), ENGINES[name], count=6, policy=decoder)

@@ -24,14 +24,14 @@ SMALL = ("quickstart", "sync", "process", "ray", "huggingface", "server")
 CONFIGS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*.yaml")])
 OVERLAYS = sorted(ROOT.glob("configs/tasks/*.yaml"))
 FAMILIES = sorted(set(ROOT.glob("configs/*.yaml")) - {ROOT / "configs" / f"{name}.yaml" for name in SMALL})
-SLOW = ("process", "ray", "huggingface", "server", "calculator")
+FAST = ("quickstart", "ppo")
 SIZES = {"vocab_size": 96, "max_length": 64, "seed": 0}
 TINY = ["trainer.total_steps=2", "plugins.validation.size=8"]
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else ()) for path in CONFIGS],
+    [pytest.param(path, marks=() if path.stem in FAST else pytest.mark.slow) for path in CONFIGS],
     ids=lambda path: path.name,
 )
 def test_a_shipped_configuration_composes_and_trains(

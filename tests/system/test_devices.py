@@ -53,7 +53,14 @@ def assert_equal(found: list[Row], expected: list[Row]) -> None:
                 assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("placed", [["rollout.device=cpu"], [], ["rollout.batching=group"]])
+@pytest.mark.parametrize(
+    "placed",
+    [
+        pytest.param(["rollout.device=cpu"], marks=pytest.mark.slow),
+        [],
+        pytest.param(["rollout.batching=group"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_on_a_device_has_the_rows_of_one_on_the_cpu(tmp_path: Path, placed: list[str]) -> None:
     expected = rows(tmp_path, "cpu")
     with simulated_device() as device:
@@ -62,6 +69,7 @@ def test_a_run_on_a_device_has_the_rows_of_one_on_the_cpu(tmp_path: Path, placed
     assert device.reads
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_trains_on_a_device(tmp_path: Path) -> None:
     save_model(tmp_path / "llama")
     model = ["model=huggingface", f"model.path={tmp_path / 'llama'}", "rollout.max_prompt_length=16"]
@@ -71,6 +79,7 @@ def test_a_model_of_transformers_trains_on_a_device(tmp_path: Path) -> None:
     assert_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_an_update_waits_for_its_device_once(tmp_path: Path) -> None:
     with simulated_device() as device:
         rows(tmp_path, "device", "model.device=simulated")
@@ -79,6 +88,7 @@ def test_an_update_waits_for_its_device_once(tmp_path: Path) -> None:
     assert all("metrics/transfer.py" in place for place in learning)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_another_device(tmp_path: Path) -> None:
     expected = rows(tmp_path, "cpu", "trainer.total_steps=3")
     rows(tmp_path, "moved", "trainer.total_steps=2")

@@ -46,17 +46,10 @@ ENDINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "engine"),
-    [
-        pytest.param(
-            ending,
-            engine,
-            marks=[] if (ending, engine) == ("raises", "thread") else pytest.mark.slow,
-        )
-        for ending in ENDINGS
-        for engine in ("thread", "process")
-    ],
+    [(ending, engine) for ending in ENDINGS for engine in ("thread", "process")],
 )
 def test_no_process_or_file_remains_after_a_run(ending: str, engine: str, tmp_path: Path) -> None:
     odd, overrides, marker, code, said = ENDINGS[ending]

@@ -63,6 +63,7 @@ def test_a_script_that_was_deleted_is_refused(tmp_path: Path) -> None:
     refused(run(tmp_path, "script.py"), "the script")
 
 
+@pytest.mark.slow
 def test_a_task_that_is_defined_in_a_command_is_refused(tmp_path: Path) -> None:
     ended = run(tmp_path, "-c", OWN_TASK)
 

@@ -38,10 +38,8 @@ PLACES = {
 """Where a run is broken off, in step 2, and the last complete step then."""
 
 
-@pytest.mark.parametrize(
-    "place",
-    [pytest.param(at, marks=[] if at == "validation" else pytest.mark.slow) for at in PLACES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", list(PLACES))
 def test_slow_handler_is_interrupted_after_the_grace_time_and_the_last_complete_step_kept(
     place: str, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ class TestWorkers:
         queue.wait_for(4)
         assert queue.failed == {}
 
+    @pytest.mark.slow
     def test_a_paused_worker_starts_no_request_until_resume(self, build: Callable[..., Engine]) -> None:
         engine = build("process")
         sync(policy(), 0, engine)
