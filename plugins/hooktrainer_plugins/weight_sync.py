@@ -23,11 +23,13 @@ from hooktrainer.ports import (
     RolloutEngine,
     SupportsLogprobs,
     SupportsTrainable,
+    Tokens,
     WeightTransport,
 )
 
-_LONGEST_CANARY: Final = 8
-_TOKENS: Final = np.array([0, 1, 1, 0, 1], dtype=np.int64)
+_LONGEST_CANARY: Final = 4
+"""Every token is a prefill and a step of decoding, which cost a large model more than the sync."""
+_TOKENS: Final = np.array([0, 1, 1, 0], dtype=np.int64)
 """The canary of a task without held-out prompts. Every vocabulary has these tokens."""
 
 
@@ -58,9 +60,12 @@ class WeightSync(Plugin):
     prompts: PromptSource = port()
     clock: Clock = port()
 
+    _tokens: Tokens | None = attrs.field(default=None, init=False, repr=False, eq=False)  # of the canary
+
     @on(FitStart, priority=Priority.SYNC, makes=["weights.published"])
     def publish_first(self, _event: FitStart) -> None:
         """Publish the initial or restored weights, without emitting `WeightsSynced`."""
+        self._tokens = None
         self._publish(self.buffer.version, first=True)
 
     @on(
@@ -97,7 +102,9 @@ class WeightSync(Plugin):
                 "Implement it as documented in `hooktrainer.ports.SupportsLogprobs`, or turn the canary off: "
                 "{use: weight_sync, canary: false}"
             )
-        prompts = self.prompts.heldout(1)
-        text = prompts[0].tokens if prompts and len(prompts[0].tokens) else _TOKENS
-        tokens = np.resize(text, min(max(2, len(text)), _LONGEST_CANARY))  # repeats a single token
-        return Canary(tokens=tokens, logprobs=np.asarray(self.learner.logprobs(tokens)), atol=self.canary_atol)
+        if self._tokens is None:
+            prompts = self.prompts.heldout(1)
+            text = prompts[0].tokens if prompts and len(prompts[0].tokens) else _TOKENS
+            self._tokens = np.resize(text, min(max(2, len(text)), _LONGEST_CANARY))  # repeats a single token
+        logprobs = np.asarray(self.learner.logprobs(self._tokens))
+        return Canary(tokens=self._tokens, logprobs=logprobs, atol=self.canary_atol)

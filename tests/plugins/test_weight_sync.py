@@ -178,8 +178,11 @@ def test_canary_uses_the_start_of_the_first_held_out_prompt() -> None:
     plugin = weight_sync(FakeTransport(), learner=Listening())
     FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=1)
     plugin.prompts = Long()
-    FakeBus(plugin, provides=["metrics.row"]).fire(StepEnd, step=2)
-    assert asked == [[1, 1], [*range(8)]]  # a single token is repeated
+    bus = FakeBus(plugin, provides=["metrics.row"])
+    bus.fire(FitStart)
+    plugin.prompts = FakePrompts()
+    bus.fire(StepEnd, step=1)
+    assert asked == [[1, 1], [*range(4)], [*range(4)]]  # a single token is repeated; the text is that of the start
 
 
 def test_canary_error_is_in_the_row() -> None:
