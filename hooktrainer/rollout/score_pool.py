@@ -118,6 +118,7 @@ class ScorePool:
         """Wait until the threads of a closed pool have ended. Return those that are still in a call."""
         deadline = monotonic() + seconds
         with self._changed:
+            self._changed.wait_for(lambda: not self._threads, seconds)  # the last calls may still set their results
             running = list(self._abandoned)
             ending, self._ending = self._ending, []
         for thread in ending:
