@@ -61,14 +61,14 @@ def _value_after(flag: str, arguments: Sequence[str]) -> str:
     return next((each for each in following if not each.startswith("--") and not _is_file(each)), "true")
 
 
-def load(args: argparse.Namespace) -> Composition:
-    """Compose the run that the arguments describe; print warnings to standard error, each once."""
+def load(args: argparse.Namespace, *, warns: bool = True) -> Composition:
+    """Compose the run that the arguments describe; with `warns`, print warnings to standard error, each once."""
     from hooktrainer.run import loading
 
     files, overrides = split(args.config)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", loading.ConfigWarning)
         composition = loading.load(*files, overrides=overrides)
-    for warning in caught:
+    for warning in caught if warns else ():
         write_stderr(f"warning: {warning.message}\n")
     return composition

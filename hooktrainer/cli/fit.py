@@ -6,12 +6,16 @@ import argparse
 import os
 import shlex
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hooktrainer._util.signals import Interrupts, handled
 from hooktrainer._util.streams import write_stderr, write_stdout
 from hooktrainer.cli._config import add_config_arguments, load
+from hooktrainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from hooktrainer.run.composition import Composition
@@ -28,27 +32,64 @@ def run(args: argparse.Namespace) -> int:
     from hooktrainer.run.ranks import Place
 
     place = Place.of_environment()
-    if place is not None and place.rank == 0:
+    if place is not None and place.rank:
+        with handled():
+            _follow(args, place)
+    return _lead(args, place)
+
+
+def _follow(args: argparse.Namespace, place: Place) -> NoReturn:
+    """Follow rank 0, which alone shows what all ranks find in the configuration."""
+    from hooktrainer.run.build import build_learner
+    from hooktrainer.run.ranks import follow, refuse
+
+    try:
+        composition = load(args, warns=False)
+    except ConfigError as error:
+        refuse(error, place)
+    follow(composition, place, build_learner)
+
+
+def _lead(args: argparse.Namespace, place: Place | None) -> int:
+    if place is not None:
         # torchrun sends SIGTERM when a rank has ended: after the run, it must not hide why.
         signal.signal(signal.SIGTERM, lambda *_: None)
     with handled() as interrupts:
         try:
-            return _train(load(args), place, interrupts)
+            composition = load(args)
+            with _ranks(composition, place, args) as own:
+                return _train(composition, own, interrupts)
         except Exception as error:
             if not interrupts.came_before_signals(error):  # otherwise a user's code turned the signal into an error
                 interrupts.raise_it()
             raise
 
 
+@contextmanager
+def _ranks(composition: Composition, place: Place | None, args: argparse.Namespace) -> Iterator[Place | None]:
+    """Start the other ranks, unless `torchrun` has; return the place of rank 0 among them. None for a single process.
+
+    The configuration was read before, so that its faults are shown once.
+    """
+    ranks = composition.config.learner.ranks
+    if place is not None:
+        place.require(ranks)
+        yield place
+    elif ranks == 1:
+        yield None
+    else:
+        from hooktrainer.cli import main
+        from hooktrainer.run.launch import launched
+
+        with launched(ranks, partial(main, ["fit", *args.config])) as first:
+            yield first
+
+
 def _train(composition: Composition, place: Place | None, interrupts: Interrupts) -> int:
-    from hooktrainer.run.ranks import follow, leading
+    from hooktrainer.run.ranks import leading
 
     if place is None:
         return _fit(composition, None)
-    if place.rank:
-        from hooktrainer.run.build import build_learner
-
-        follow(composition, place, build_learner)
     with leading(composition, place, interrupts) as leader:
         return _fit(composition, leader)
 

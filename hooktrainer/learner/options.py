@@ -84,8 +84,11 @@ class OptimOptions:
 
 @attrs.frozen(kw_only=True)
 class LearnerOptions:
-    """The processes of the learner. `torchrun --nproc-per-node N` starts N of them; otherwise there is one."""
+    """The processes of the learner."""
 
+    ranks: int = attrs.field(default=1, validator=[instance_of(int), ge(1)])
+    """Number of processes that train, all on this machine. `hooktrainer fit` starts them. `torchrun`, which also starts
+    processes on other machines, sets the number itself."""
     timeout_s: float = attrs.field(default=600.0, validator=is_duration)
     """Seconds for all ranks to meet, and for each of their collectives, before the run fails. A rank that has ended is
     noticed at once."""

@@ -8,6 +8,7 @@ __all__ = [
     "directory",
     "history",
     "inference",
+    "launch",
     "limits",
     "loading",
     "metric_names",

@@ -15,7 +15,7 @@ from hooktrainer.bus.binding import Ports
 from hooktrainer.bus.plan_text import describe
 from hooktrainer.checkpoint.run_state import RunPlace
 from hooktrainer.config import Config
-from hooktrainer.errors import ConfigError
+from hooktrainer.errors import ConfigError, Fault
 from hooktrainer.ports import KLControl, ModelExport, Task, Tokenizer
 from hooktrainer.replay.buffer import GroupBuffer
 from hooktrainer.rollout.generator_config import GeneratorConfig
@@ -65,6 +65,7 @@ def _built(composition: Composition, leader: Leader | None) -> Trainer:
         raise RuntimeError("a composition is for one run, since plugins have state; compose the configuration again")
     composition.used = True
     config, plan = composition.config, composition.plan
+    _require_leader(leader, config.learner.ranks)
     require_runnable(composition)
     directory, resume = directory_of(config), config.run.resume
     started = record.started(directory, config.trainer.total_steps, resumes=resume != "off")
@@ -99,6 +100,12 @@ def _built(composition: Composition, leader: Leader | None) -> Trainer:
     trainer.at_end(lambda: None if trainer.ports.buffer.version else locked.mark_as_empty())
     trainer.at_end(locked.release)
     return trainer
+
+
+def _require_leader(leader: Leader | None, ranks: int) -> None:
+    if leader is None and ranks > 1:
+        fault = f"{ranks} ranks are started by the command `hooktrainer fit`, not by `build_trainer`"
+        raise ConfigError([Fault("learner.ranks", fault)])
 
 
 def directory_of(config: Config) -> Path:

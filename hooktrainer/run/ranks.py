@@ -1,4 +1,4 @@
-"""A run on several ranks, as `torchrun` starts them: rank 0 runs everything, the others follow its learner.
+"""A run on several ranks, started by `torchrun` or by rank 0: rank 0 runs everything, the others follow its learner.
 
 The environment of each process says which rank it is. All ranks read the same configuration, which is compared before
 the first step.
@@ -7,8 +7,9 @@ the first step.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import unified_diff
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import attrs
 
 from hooktrainer._util.exit_limit import skip_finalization
+from hooktrainer._util.forks import HANDLED, exit_now
 from hooktrainer._util.signals import Interrupts
-from hooktrainer.errors import ConfigError
+from hooktrainer.errors import ConfigError, Fault, message_of
+from hooktrainer.learner.options import LearnerOptions
 from hooktrainer.run.composition import Composition
 from hooktrainer.run.loading import dump
 
@@ -41,6 +44,8 @@ class Place:
     """Number of the rank on its machine, which is the number of its GPU."""
     host: str
     """The machine of rank 0."""
+    check: Callable[[], None] = attrs.field(default=lambda: None, repr=False, eq=False)
+    """Raises `RankError` if a rank has ended that this process has started."""
 
     @classmethod
     def of_environment(cls, variables: Mapping[str, str] = os.environ) -> Self | None:
@@ -56,6 +61,19 @@ class Place:
             text = f"the environment describes a rank with {found}, but not completely; a run on several ranks is"
             raise ConfigError(f"{text} started by torchrun --nproc-per-node N -m hooktrainer fit CONFIG") from None
         return cls(rank=rank, size=size, local_rank=local_rank, host=host)
+
+    def require(self, ranks: int) -> None:
+        """Raise `ConfigError` unless `learner.ranks` is the number of ranks, or left out."""
+        if ranks not in (1, self.size):
+            fault = f"{ranks}, but this run was started on {self.size} ranks, as by torchrun"
+            raise ConfigError([Fault("learner.ranks", f"{fault}; leave it out, or set it to {self.size}")])
+
+
+@attrs.frozen
+class Refusal:
+    """The message of a rank that cannot read its configuration, in place of the configuration."""
+
+    reason: str
 
 
 @attrs.frozen(eq=False)
@@ -91,13 +109,13 @@ def leading(composition: Composition, place: Place, interrupts: Interrupts) -> I
 
     skip_finalization()
     limit_s = composition.config.learner.timeout_s
-    communicator = process_group.join(0, place.size, local_rank=place.local_rank, timeout_s=limit_s)
+    communicator = process_group.join(0, place.size, local_rank=place.local_rank, timeout_s=limit_s, check=place.check)
     listener = Listener.at(place.host)
     process_group.share(listener.address)
     arrived = listener.connections(place.size, limit_s)
     followers = Followers({rank: connection for rank, (connection, _) in arrived.items()}, timeout_s=limit_s)
     try:
-        _require_same(_text(composition), {rank: text for rank, (_, text) in arrived.items()})
+        _require_same(_text(composition), {rank: message for rank, (_, message) in arrived.items()})
         yield Leader(communicator, followers)
     except (KeyboardInterrupt, SystemExit):
         if not followers.closed and (failure := followers.missing()) is not None:
@@ -124,14 +142,34 @@ def follow(
     Follower(place.rank, connection).run(partial(build, composition, communicator))
 
 
+def refuse(error: ConfigError, place: Place) -> NoReturn:
+    """Report to rank 0 why this rank cannot read the configuration, and exit.
+
+    Rank 0 has most often failed in the same way: it alone shows why, and a signal ends this rank.
+    """
+    from hooktrainer.learner.ranks import process_group
+    from hooktrainer.learner.ranks.channel import Address, connect, receive
+
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_DFL)
+    limit_s = LearnerOptions().timeout_s
+    process_group.join(place.rank, place.size, local_rank=place.local_rank, timeout_s=limit_s)
+    connection = connect(process_group.receive(Address), place.rank, Refusal(message_of(error)), limit_s)
+    with suppress(OSError, EOFError):
+        receive(connection)  # rank 0 lets all ranks leave
+    exit_now(2)
+
+
 def _text(composition: Composition) -> str:
     """Return the configuration without the section of the run directory, which rank 0 alone writes."""
     config = composition.config
     return dump(attrs.evolve(config, run=attrs.evolve(config.run, name="run", dir=Path(), resume="off")))
 
 
-def _require_same(own: str, others: Mapping[int, str]) -> None:
+def _require_same(own: str, others: Mapping[int, str | Refusal]) -> None:
     for rank, text in sorted(others.items()):
+        if isinstance(text, Refusal):
+            raise ConfigError(f"rank {rank} cannot read the configuration, which rank 0 can: {text.reason}")
         if text != own:
             lines = list(unified_diff(own.splitlines(), text.splitlines(), "rank 0", f"rank {rank}", n=0, lineterm=""))
             changed = "; ".join(line for line in lines[3:6] if not line.startswith("@@"))

@@ -69,7 +69,7 @@ def test_a_key_of_peft_is_refused_with_the_option_of_the_adapters(key: str, path
     load_config(HUGGINGFACE, overrides=[f"{path}={'[q_proj]' if path.endswith('targets') else 4}"])
 
 
-@pytest.mark.parametrize("key", ["rollout.tensor_model_parallel_size", "trainer.n_gpus_per_node", "critic.use_vllm"])
+@pytest.mark.parametrize("key", ["rollout.tensor_model_parallel_size", "trainer.nnodes", "critic.use_vllm"])
 def test_a_key_of_something_that_does_not_exist_here_is_refused_with_a_statement_of_it(key: str) -> None:
     text = message_of(f"{key}=2")
     assert text.endswith(ABSENT[key.rpartition(".")[2]])

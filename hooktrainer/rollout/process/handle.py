@@ -9,15 +9,14 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
 
-from hooktrainer._util.forks import HANDLED
 from hooktrainer.ports import Group
 from hooktrainer.rollout.process.inbox import Inbox
-from hooktrainer.rollout.process.orphans import SPAWN, WorkerProcess
+from hooktrainer.rollout.process.orphans import SPAWN, WorkerProcess, signals_blocked
 from hooktrainer.rollout.process.process_exit import ProcessExit, state_of
 from hooktrainer.rollout.workers.handle import WorkerHandle
 
@@ -39,7 +38,7 @@ class ProcessHandle(WorkerHandle):
         self._inbox = Inbox(self.connection)
         self._sending = threading.Lock()
         resource_tracker.ensure_running()  # here, since it unblocks signals when it starts
-        with theirs, _signals_blocked():
+        with theirs, signals_blocked():
             self.process.start()
         assert self.process.pid is not None
         self._pid: Final = self.process.pid
@@ -151,17 +150,3 @@ class ProcessHandle(WorkerHandle):
     def _shut_down(self, how: int) -> None:
         with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
             ours.shutdown(how)
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block signals for processes that are started in the block.
-
-    A terminal, `timeout` or a scheduler signals the whole process group. The engine ends its workers itself, after an
-    orderly end of the run.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
