@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 from attrs.validators import gt, in_, instance_of, min_len
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from hooktrainer.models.huggingface_loading import Source
 
+ALL_LINEAR: Final = "all-linear"
+
 
 @attrs.frozen(kw_only=True)
 class LoraOptions:
@@ -30,8 +32,8 @@ class LoraOptions:
     """Rank of the update of a weight."""
     alpha: float = attrs.field(default=32.0, converter=float, validator=gt(0.0))
     """Scale of the update: it is multiplied by alpha / rank."""
-    targets: Sequence[str] = attrs.field(default=("q_proj", "v_proj"), validator=min_len(1))
-    """Last parts of the names of layers, or whole names."""
+    targets: Sequence[str] | Literal["all-linear"] = attrs.field(default=("q_proj", "v_proj"), validator=min_len(1))
+    """Last parts of the names of layers, or whole names. `all-linear`: all linear layers but the output head."""
 
 
 def _expanded(path: str) -> str:
@@ -83,7 +85,7 @@ class HuggingFaceOptions:
         Raises `ConfigError` if it does not fit its tokenizer or `max_length`, or cannot decode with a cache.
         """
         from hooktrainer.models.huggingface import HuggingFacePolicy
-        from hooktrainer.models.lora import add_lora
+        from hooktrainer.models.lora import add_lora, all_linear
         from hooktrainer.models.probe import check_policy
 
         lm = self._source.model(self.attention)
@@ -95,7 +97,11 @@ class HuggingFaceOptions:
             policy.recompute_layers()
         if self.lora is not None:
             try:
-                add_lora(policy, targets=self.lora.targets, rank=self.lora.rank, alpha=self.lora.alpha, seed=seed)
+                targets = self.lora.targets
+                if targets == ALL_LINEAR:
+                    head: nn.Module | None = lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+                    targets = all_linear(policy, without=head)
+                add_lora(policy, targets=targets, rank=self.lora.rank, alpha=self.lora.alpha, seed=seed)
             except (TypeError, ValueError) as error:
                 raise ConfigError([Fault("model.lora", str(error))]) from None
         return policy

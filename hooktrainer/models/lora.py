@@ -67,6 +67,11 @@ def add_lora(policy: nn.Module, *, targets: Sequence[str], rank: int, alpha: flo
         _replace(policy, name, adapter)
 
 
+def all_linear(policy: nn.Module, *, without: nn.Module | None) -> list[str]:
+    """Return the names of all linear layers but one, usually the output head."""
+    return [name for name, one in policy.named_modules() if isinstance(one, nn.Linear) and one is not without]
+
+
 def without_adapters(policy: nn.Module) -> nn.Module:
     """Replace every adapted layer by a linear layer with merged weights, in place; return the policy."""
     for name, module in list(policy.named_modules()):

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from helpers.huggingface_models import POSITIONS, language_model, save_model, tokenizer
 from hooktrainer.cli import main
 from hooktrainer.errors import ConfigError
-from hooktrainer.models.huggingface_options import HuggingFaceOptions
+from hooktrainer.models.huggingface_options import HuggingFaceOptions, LoraOptions
+from hooktrainer.models.lora import adapters_of
 
 RUN = """
 task: {use: addition}
@@ -68,6 +70,17 @@ def test_adapters_and_recomputed_layers_are_trained(architecture: str) -> None:
     options += [] if architecture == "gpt2" else ["model.lora={rank: 2}"]
     assert main(["fit", "run.yaml", "run.name=a", *options]) == 0
     assert all(row["weight_sync/canary_error"] < 1e-5 for row in rows("a"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
+def test_all_linear_layers_but_the_head_get_adapters(architecture: str) -> None:
+    save_model(Path("model"), architecture)
+    plain = HuggingFaceOptions(path="model").build(vocab_size=len(tokenizer()), max_length=20, seed=0)
+    lora = LoraOptions(rank=2, targets="all-linear")
+    adapted = HuggingFaceOptions(path="model", lora=lora).build(vocab_size=len(tokenizer()), max_length=20, seed=0)
+    linear = {name for name, module in plain.named_modules() if isinstance(module, nn.Linear)}
+    assert {name for name, _ in adapters_of(adapted)} == {name for name in linear if not name.endswith("lm_head")}
+    assert "q_proj" in {name.rpartition(".")[2] for name in linear}
 
 
 FAULTS = {
