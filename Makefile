@@ -5,9 +5,9 @@ CONFIG ?= configs/quickstart.yaml
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt
 code := hooktrainer plugins tests examples
-# Tests of processes and threads wait, so that two cores are busy with three test processes.
-parallel := -n 3 --dist worksteal
-fast := -m "not slow and not proof"
+# The fast tests wait for threads, so that two cores are busy with three test processes. Slow ones start processes.
+fast := -n 3 --dist worksteal -m "not slow and not proof"
+slow := -n 2 --dist worksteal -m "slow and not proof"
 
 # Compiling the package again in every process that a test starts would take longer than most tests.
 export PYTHONDONTWRITEBYTECODE :=
@@ -18,13 +18,13 @@ train: $(VENV)/.installed  ## Run the quickstart
 	$(bin)/hooktrainer fit $(CONFIG)
 
 test: check  ## Check, and run the fast tests
-	$(bin)/python -m pytest $(parallel) $(fast)
+	$(bin)/python -m pytest $(fast)
 
 coverage: check  ## The same, and fail below the coverage that pyproject.toml sets
-	$(bin)/python -m pytest $(parallel) $(fast) --cov --cov-report=term:skip-covered
+	$(bin)/python -m pytest $(fast) --cov --cov-report=term:skip-covered
 
 slow: $(VENV)/.installed-dev  ## Run the tests that take minutes
-	$(bin)/python -m pytest $(parallel) -m "slow and not proof"
+	$(bin)/python -m pytest $(slow)
 
 check: $(VENV)/.installed-dev  ## Check style, types and imports
 	$(bin)/ruff check $(code)
