@@ -30,7 +30,17 @@ from hooktrainer.errors import HookTrainerError, StarvedError, SyncError
 from hooktrainer.events import FitStart, IterationEnd, IterationStart, Status, StepEnd, StepStart, WeightsSynced
 from hooktrainer.metrics import Last, Record, Sum, joined, to_host
 from hooktrainer.plugin import Plugin, Priority
-from hooktrainer.ports import Batch, CheckpointStore, LatestSamples, Replacement, Result, RunState, SampleLog
+from hooktrainer.ports import (
+    Batch,
+    CheckpointStore,
+    LatestSamples,
+    Replacement,
+    Result,
+    RunState,
+    SampleLog,
+    SupportsTimeline,
+    Timeline,
+)
 from hooktrainer.replay.dispatcher import Dispatcher
 from hooktrainer.replay.samples import KeptSamples
 from hooktrainer.sinks.samples import SampleFile
@@ -62,6 +72,7 @@ class Trainer:
             CheckpointStore: BackgroundStore(place.directory),
             LatestSamples: self._samples,
             SampleLog: SampleFile(place.directory),
+            Timeline: self.bus.timeline,
         }
         bind(placed, ports, own)
         self._step = 0
@@ -132,13 +143,17 @@ class Trainer:
         for action in self._at_start:
             action()
         if self.bus.control.reason is None:
+            if isinstance(self.ports.engine, SupportsTimeline):
+                self.ports.engine.use_timeline(self.bus.timeline)
             self.ports.engine.start(self.ports.buffer)
             warmup = self._config.num_warmup_batches * self._config.ppo_mini_batch_size
             self._dispatcher.request(0 if self._state.step else warmup)  # a resumed run had its warm-up
         while (done := self._complete) != self._config.total_steps:
             if self.bus.control.reason is not None:
                 return "stopped", self.bus.control.reason
-            if self._data_ended(done + 1) or not self._run_step(done + 1):
+            with self.bus.timeline.span("step", step=done + 1):
+                trained = not self._data_ended(done + 1) and self._run_step(done + 1)
+            if not trained:
                 return self._state.end_of_data(done)
         return "completed", f"all {done} steps are done"
 
@@ -183,12 +198,14 @@ class Trainer:
         if self.bus.control.reason is not None:
             return Batch()
         started = ports.clock.now()
-        batch = self._sample()
+        with self.bus.timeline.span("sample", step=step, iteration=iteration):
+            batch = self._sample()
         sampled = ports.clock.now()
         if not batch.groups:
             return batch
         ages = batch.ages(step, iteration, self._config.parameter_sync_step)  # an error must precede the update
-        learned = to_host(ports.learner.update(batch.groups))
+        with self.bus.timeline.span("update", step=step, iteration=iteration):
+            learned = to_host(ports.learner.update(batch.groups))
         self._samples.add_trained(batch.groups)
         timing = {
             "timing_s/gen": Sum(sampled - started),

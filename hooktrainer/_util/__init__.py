@@ -20,4 +20,5 @@ __all__ = [
     "signals",
     "streams",
     "threads",
+    "timeline",
 ]

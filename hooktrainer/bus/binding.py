@@ -24,6 +24,7 @@ from hooktrainer.ports import (
     RolloutEngine,
     RunState,
     SampleLog,
+    Timeline,
     WeightTransport,
 )
 
@@ -38,6 +39,7 @@ STANDARD_PORTS: Final = (
     CheckpointStore,
     LatestSamples,
     SampleLog,
+    Timeline,
 )
 """Port types that every run offers."""
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 import blinker
 
 from hooktrainer._util.signals import Aborted, Interrupts
+from hooktrainer._util.timeline import LOOP, KeptTimeline, Labels
 from hooktrainer.bus.control import CheckedRecord, Declaration, RunControl
 from hooktrainer.bus.handlers import Handler, PlacedPlugin
 from hooktrainer.bus.plan import Plan
@@ -75,6 +76,7 @@ class PlannedSignal(blinker.NamedSignal):
         bus = self._bus
         failures: list[BaseException] = []
         bus.closing = bus.closing or self._closes
+        started = perf_counter()
         try:
             for band in self.bands:
                 if band.context is None or not any(handler.due(sender) for handler in band.handlers):
@@ -84,6 +86,8 @@ class PlannedSignal(blinker.NamedSignal):
                         self._call(band, sender, failures)
         finally:
             bus.running = None  # an interrupt can come between two handlers
+            if bus.timeline.kept:
+                bus.timeline.add(LOOP, self.name, started, perf_counter(), _labels(sender))
         if failures:
             raise first_error(failures, "in the same signal")
         return []
@@ -112,12 +116,19 @@ class PlannedSignal(blinker.NamedSignal):
             handler.seconds += (taken := ended - started)
             if taken > handler.longest:  # noqa: PLR1730 (max() costs more than the rest of this)
                 handler.longest = taken
+            if bus.timeline.kept:
+                bus.timeline.add(LOOP, handler.planned.label, started, ended)
             started = ended
         bus.running = None
         if interrupts.due:
             interrupts.process.exit_if_copied()
         if band.emits:
             failures += bus.deliver(band.handlers, event)
+
+
+def _labels(event: Any) -> Labels:
+    """Return the step and the version of an event, as far as it has them."""
+    return {name: getattr(event, name) for name in ("step", "version") if hasattr(event, name)}
 
 
 def _add_origin(error: BaseException, handler: Handler, event: Any, interrupts: Interrupts) -> None:
@@ -146,6 +157,8 @@ class Bus:
         """Whether `fit_end` was sent; after that an error does not stop delivery."""
         self.interrupts = Interrupts()
         """Pending signals of the operating system, which end the run between two handlers."""
+        self.timeline = KeptTimeline()
+        """Spans of signals and handlers, to which the loop adds its own."""
         self._namespace = blinker.Namespace()
         self._signals = {event: PlannedSignal(self, event) for event in plan.handlers}
         self._namespace.update({signal.name: signal for signal in self._signals.values()})

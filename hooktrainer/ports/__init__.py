@@ -43,6 +43,7 @@ from hooktrainer.ports.sinks import (
     step_key_fault,
 )
 from hooktrainer.ports.tasks import Answer, CharacterTask, HasFingerprint, HasSources, PromptSource, Score, Task
+from hooktrainer.ports.timeline import Span, SupportsTimeline, Timeline
 from hooktrainer.ports.validation import validation_metrics
 from hooktrainer.ports.weight_sync import (
     Canary,
@@ -101,6 +102,7 @@ __all__ = [
     "Score",
     "Sink",
     "Snapshot",
+    "Span",
     "Stateful",
     "StoredCheckpoint",
     "Strategy",
@@ -109,9 +111,11 @@ __all__ = [
     "SupportsInstallCheck",
     "SupportsLogprobs",
     "SupportsSkipping",
+    "SupportsTimeline",
     "SupportsTrainable",
     "SupportsWorkerReports",
     "Task",
+    "Timeline",
     "Tokenizer",
     "Tokens",
     "Trajectory",

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from hooktrainer._util.places import place_of_user_code
 from hooktrainer.models.device import to_device
-from hooktrainer.ports import Floats, GroupSource, Prompt, ReplayBuffer, SupportsWorkerReports, Tokens, Trajectory
+from hooktrainer.ports import (
+    Floats,
+    GroupSource,
+    Prompt,
+    ReplayBuffer,
+    SupportsWorkerReports,
+    Timeline,
+    Tokens,
+    Trajectory,
+)
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.options import LocalOptions
 from hooktrainer.rollout.statistics import RolloutStats
@@ -93,18 +102,23 @@ class Engine:
         """Return the metrics since the last call."""
         return self._stats.take()
 
+    def use_timeline(self, timeline: Timeline) -> None:
+        """Add the spans of workers and weight syncs to this timeline."""
+        self._stats.timeline = timeline
+
     def _end_rewards(self, seconds: float) -> None:
         """Cancel all rewards; abandon threads whose reward does not return."""
         self._generator.close()
         self._generator.finish(CLOSE_S)
         warn_of_abandoned(self._generator.join(seconds), place_of_user_code)
 
-    def _worker_loop(self, source: GroupSource, on_failure: Callable[[BaseException], None]) -> WorkerLoop:
+    def _worker_loop(self, source: GroupSource, name: str, on_failure: Callable[[BaseException], None]) -> WorkerLoop:
         return WorkerLoop(
             self._generator,
             source,
             self._stats,
             self._stopped,
+            name=name,
             check_fingerprints=self._weights.detector.check,
             on_failure=on_failure,
         )

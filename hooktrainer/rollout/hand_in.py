@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
+from hooktrainer._util.timeline import Labels
 from hooktrainer.errors import RolloutError, SyncError
 from hooktrainer.ports import FailureReason, Group, GroupSource, Trajectory
 from hooktrainer.rollout.score_pool import PoolError
-from hooktrainer.rollout.statistics import RolloutStats
+from hooktrainer.rollout.statistics import Lap, RolloutStats
 
 if TYPE_CHECKING:
     from hooktrainer.rollout.generation import Generator
@@ -33,15 +34,23 @@ def ends_engine(error: BaseException) -> bool:
     return isinstance(error, (SyncError, PoolError)) or not isinstance(error, (Exception, *CANCELLED))
 
 
+def _labels(group: Group, answers: Sequence[Trajectory]) -> Labels:
+    versions = [int(version) for answer in answers for version in answer.versions[[0, -1]] if len(answer.versions)]
+    held = {"version": min(versions), "last_version": max(versions)} if versions else {}
+    return {"group": group.number, "stamp": group.stamp, **held}
+
+
 class HandIn:
     """Finishes groups in a source, or fails them, and counts their answers."""
 
-    def __init__(self, generator: Generator, source: GroupSource, stats: RolloutStats) -> None:
+    def __init__(self, generator: Generator, source: GroupSource, stats: RolloutStats, worker: str) -> None:
+        """`worker` is the name of the worker in timelines."""
         self._generator = generator
         self._source = source
         self._stats = stats
+        self._worker = worker
 
-    def __call__(self, group: Group, scores: Future[list[Trajectory]], seconds: Callable[[], float]) -> None:
+    def __call__(self, group: Group, scores: Future[list[Trajectory]], lap: Callable[[], Lap]) -> None:
         """Finish a group, or fail it; an error of one score fails no other group."""
         try:
             answers = self._answers(group, scores)
@@ -50,7 +59,8 @@ class HandIn:
                 raise
             self._source.fail(group, error, failure_reason(error))
         else:
-            self._stats.generated(seconds(), len(answers), sum(answer.length for answer in answers))
+            tokens = sum(answer.length for answer in answers)
+            self._stats.generated(lap(), len(answers), tokens, self._worker, _labels(group, answers))
             self._source.finish(group, answers)
 
     def _answers(self, group: Group, scores: Future[list[Trajectory]]) -> Sequence[Trajectory]:

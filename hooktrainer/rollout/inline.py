@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from hooktrainer._util.timeline import LOOP
 from hooktrainer.ports import RolloutEngine
 from hooktrainer.rollout.engine import GRACE_S, ReversibleEngine, make_parts
 from hooktrainer.rollout.generator_config import GeneratorConfig
@@ -16,7 +17,7 @@ class InlineEngine(ReversibleEngine):
     def pump(self) -> None:
         """Answer all pending groups."""
         if self._buffer is not None:
-            self._worker_loop(self._buffer, self._raise).run(block=False)
+            self._worker_loop(self._buffer, LOOP, self._raise).run(block=False)
 
     def close(self) -> None:
         """Stop generating and scoring."""

@@ -93,8 +93,9 @@ class ThreadEngine(ReversibleEngine):
         super().start(buffer)
         source = FairSource(buffer, self._num_workers)
         for number in range(self._num_workers):
-            loop = self._worker_loop(source, self._fail)
-            worker = ReportingThread(partial(loop.run, block=True), f"rollout-{number}", self._fail)
+            name = f"rollout-{number}"
+            loop = self._worker_loop(source, name, self._fail)
+            worker = ReportingThread(partial(loop.run, block=True), name, self._fail)
             self._workers.append(worker)
             self._loops.append(loop)
             worker.start()

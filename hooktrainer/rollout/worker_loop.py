@@ -28,21 +28,25 @@ class WorkerLoop:
         stats: RolloutStats,
         stopped: threading.Event,
         *,
+        name: str,
         check_fingerprints: Callable[[int, Collection[Fingerprint]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`check_fingerprints` gets the number of each complete group; an error that it raises ends the worker.
+        """`name` is the track of the worker in timelines.
+
+        `check_fingerprints` gets the number of each complete group; an error that it raises ends the worker.
 
         `on_failure` gets an error of a thread that scores, after which the run cannot continue.
         """
         self._generator = generator
         self._source = source
         self._stats = stats
+        self._name = name
         self._stopped = stopped
         self._check_fingerprints = check_fingerprints
         self._on_failure = on_failure
         self._scheduler = Scheduler(generator)
-        self._hand_in = HandIn(generator, source, stats)
+        self._hand_in = HandIn(generator, source, stats, name)
         self._scoring: dict[int, Future[list[Trajectory]]] = {}
         """The answers of groups that are being scored, by number."""
         self._scored = threading.Condition()
@@ -96,7 +100,7 @@ class WorkerLoop:
         self._generator.weights.wait_for_resume()
         mark = self._stats.mark()
         claimed = self._source.claim(room)
-        self._stats.waited(mark)
+        self._stats.waited(mark, self._name)
         self._stopwatch.restart()
         return claimed
 
@@ -123,14 +127,14 @@ class WorkerLoop:
 
     def _hand_in_later(self, group: Group, scores: Future[list[Trajectory]]) -> None:
         """Hand in a group on the thread that scores it."""
-        seconds = self._stopwatch.lap()
+        lap = self._stopwatch.lap()
         with self._scored:
             self._scoring[group.number] = scores
 
         def hand_in(scores: Future[list[Trajectory]]) -> None:
             try:
                 if not self._stopped.is_set():
-                    self._hand_in(group, scores, lambda: seconds)
+                    self._hand_in(group, scores, lambda: lap)
             except BaseException as error:  # noqa: BLE001 - the loop's thread raises it
                 self._on_failure(error)
             finally:

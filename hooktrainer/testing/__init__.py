@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         FakeSampleLog,
         FakeSink,
         FakeTask,
+        FakeTimeline,
         ManualClock,
     )
     from hooktrainer.testing.sink_contract import check_sink
@@ -47,6 +48,7 @@ __all__ = [
     "FakeSampleLog",
     "FakeSink",
     "FakeTask",
+    "FakeTimeline",
     "FakeTransport",
     "ManualClock",
     "check_order_independent",

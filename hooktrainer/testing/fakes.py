@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from hooktrainer._util.timeline import KeptTimeline
 from hooktrainer.events import Status
 from hooktrainer.metrics import Row
 from hooktrainer.ports import Answer, Clock, Example, Floats, Group, Prompt, RunInfo, Strategy, Tokens
@@ -243,6 +244,13 @@ class FakeSampleLog:
     def rewind(self, step: int) -> None:
         """Delete all lines after `step`."""
         self.lines = [line for line in self.lines if line["step"] <= step]
+
+
+class FakeTimeline(KeptTimeline):
+    """The real timeline, which keeps spans from the start."""
+
+    def __init__(self) -> None:
+        super().__init__(kept=True)
 
 
 class FakeTask:

@@ -50,7 +50,7 @@ def test_checkpoint_of_answers_without_a_mask_is_as_before_and_can_be_read() -> 
 
 
 def test_loss_mask_survives_a_message_of_a_worker_process() -> None:
-    sent = GroupFinished(0, MIXED.trajectories, {}, ())
+    sent = GroupFinished(0, MIXED.trajectories, {}, (), (), 0.0)
     found = pickle.loads(pickle.dumps(sent)).trajectories
     assert masks(attrs.evolve(MIXED, trajectories=found)) == masks(MIXED)
 

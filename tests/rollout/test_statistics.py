@@ -37,8 +37,8 @@ def test_waits_during_a_sync_count_for_weights_and_others_for_groups(clock: list
     clock[0] += 4
     stats.end_sync()
     clock[0] += 8
-    stats.waited(first)
-    stats.waited(second)
+    stats.waited(first, "rollout-0")
+    stats.waited(second, "rollout-0")
     metrics = stats.take()
     assert metrics["timing_s/engine_wait_groups"].value == 1 + 8 + 8
     assert metrics["timing_s/engine_wait_weights"].value == 2 + 4 + 4
@@ -50,7 +50,7 @@ def test_active_sync_counts_up_to_now(clock: list[float]) -> None:
     clock[0] += 1
     mark = stats.mark()
     clock[0] += 2
-    stats.waited(mark)
+    stats.waited(mark, "rollout-0")
     assert stats.take()["timing_s/engine_wait_weights"].value == 2
     stats.end_sync()
     stats.end_sync()

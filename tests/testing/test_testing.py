@@ -41,6 +41,7 @@ from hooktrainer.testing import (
     FakeSampleLog,
     FakeSink,
     FakeTask,
+    FakeTimeline,
     FakeTransport,
     ManualClock,
     check_order_independent,
@@ -436,6 +437,11 @@ class EngineWithModule(FakeEngine):
     module = None
 
 
+class TracedEngine(FakeEngine):
+    def use_timeline(self, timeline: port_types.Timeline) -> None:
+        self.timeline = timeline
+
+
 def test_every_port_has_a_fake_that_implements_it() -> None:
     fakes = {
         port_types.CheckpointStore: FakeCheckpointStore(),
@@ -467,9 +473,11 @@ def test_every_port_has_a_fake_that_implements_it() -> None:
         port_types.SupportsInstallCheck: TensorBoardSink(),
         port_types.SupportsLogprobs: FakeLearner(),
         port_types.SupportsSkipping: FakeLearner(),
+        port_types.SupportsTimeline: TracedEngine(),
         port_types.SupportsTrainable: AdapterLearner(),
         port_types.SupportsWorkerReports: FakeBuffer(),
         port_types.Task: FakeTask(),
+        port_types.Timeline: FakeTimeline(),
         port_types.Tokenizer: CharTokenizer("ab"),
         port_types.WeightHolder: FakeEngine(),
         port_types.WeightSource: ComputedWeights(),

@@ -142,6 +142,7 @@ class ActorHandle(WorkerHandle):
             pid, node, address = ray.get(self.actor.place.remote())
             self._name = f"rollout worker {self.number} (pid {pid} on {address})"
             self._pid = pid if node == ray.get_runtime_context().get_node_id() else None
+            self.spans.shares_clock = self._pid is not None
             while self._read():
                 pass
             ray.kill(self.actor)

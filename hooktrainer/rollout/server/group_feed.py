@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hooktrainer._util.threads import ReportingThread
 from hooktrainer.errors import RolloutError
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from hooktrainer.rollout.statistics import RolloutStats
 
 
+_TRACK: Final = "servers"
+"""The track of all servers in timelines."""
+
+
 class GroupFeed:
     """Claims groups in a thread of its own; no more than live servers can answer and rewards can score."""
 
@@ -33,7 +37,7 @@ class GroupFeed:
         self._buffer = buffer
         self._generator = generator
         self._stats = stats
-        self._hand_in = HandIn(generator, buffer, stats)
+        self._hand_in = HandIn(generator, buffer, stats, _TRACK)
         self._changed = threading.Condition()
         self._open = self._closing = False
         self._active = 0
@@ -85,7 +89,7 @@ class GroupFeed:
             if self._ends() or not self._buffer.count_pending(block=True):
                 return
             if idle:
-                self._stats.waited(mark)
+                self._stats.waited(mark, _TRACK)
                 self._stopwatch.restart()
             with self._changed:
                 groups = self._buffer.claim(max(0, self._room()), block=False) if self._open else ()

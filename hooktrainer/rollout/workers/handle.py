@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from hooktrainer.rollout.workers.messages import Capacity
+from hooktrainer.rollout.workers.worker_spans import WorkerSpans
 
 if TYPE_CHECKING:
     from hooktrainer.ports import Floats, Group
@@ -35,6 +36,8 @@ class WorkerHandle(ABC):
         """Its reply to the last request."""
         self.capacity = Capacity(0, 0)
         """The capacity that it reported last."""
+        self.spans: Final = WorkerSpans(number)
+        """Converts the spans that it sends."""
         self._given = 0
         self._last_request: tuple[str, float] | None = None
 

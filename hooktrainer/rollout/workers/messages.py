@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import attrs
 
 from hooktrainer.errors import RolloutError, line_of, traceback_of
 from hooktrainer.metrics import Metric
-from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
+from hooktrainer.ports import FailureReason, Floats, Group, Span, Tokens, Trajectory
 from hooktrainer.rollout.generator_config import GeneratorConfig
 from hooktrainer.rollout.workers.flat_layout import FlatLayout
 from hooktrainer.rollout.workers.options import WorkerOptions
 from hooktrainer.weight_sync.torn_reads import Fingerprint
+
+WORKER: Final = "worker"
+"""The track of a worker in its own timeline."""
 
 
 @attrs.frozen(kw_only=True)
@@ -105,12 +109,16 @@ class Acknowledged:
 
 @attrs.frozen
 class GroupFinished:
-    """From a worker: the answers of a group, metrics since the last one, and fingerprints of its weights."""
+    """From a worker: the answers of a group, metrics and spans since the last one, and fingerprints of its weights."""
 
     number: int
     trajectories: Sequence[Trajectory]
     metrics: Mapping[str, Metric]
     fingerprints: Collection[Fingerprint]
+    spans: Sequence[Span]
+    """On the tracks `WORKER` and of weight syncs."""
+    sent: float
+    """Time of the worker's clock, which differs from that of the engine on another machine."""
 
 
 @attrs.frozen

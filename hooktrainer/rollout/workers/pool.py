@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import wait
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from hooktrainer._util.threads import ReportingThread, failure_of
@@ -232,9 +232,10 @@ class WorkerPool:
 
     def _handle(self, worker: WorkerHandle, message: object, buffer: ReplayBuffer) -> None:
         match message:
-            case GroupFinished(number, trajectories, metrics, fingerprints):
+            case GroupFinished(number, trajectories, metrics, fingerprints, spans, sent):
                 self._detector.check(number, fingerprints)
                 self._stats.record(metrics)
+                self._stats.timeline.extend(worker.spans.converted(spans, sent, perf_counter()))
                 buffer.finish(worker.groups.pop(number), trajectories)
             case WorkerFailed(error, thread):
                 cause = error.unpack()

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Final
 
 import torch
@@ -16,12 +16,14 @@ from torch import Tensor
 from hooktrainer._util.forks import Original
 from hooktrainer._util.places import place_of_thread, place_of_user_code
 from hooktrainer._util.threads import ReportingThread
+from hooktrainer._util.timeline import KeptTimeline
 from hooktrainer.ports import FailureReason, Floats, Group, Tokens, Trajectory
 from hooktrainer.rollout.generation import Generator
 from hooktrainer.rollout.statistics import RolloutStats
 from hooktrainer.rollout.worker_loop import WorkerLoop
 from hooktrainer.rollout.workers.flat_layout import use_tensors
 from hooktrainer.rollout.workers.messages import (
+    WORKER,
     Abandoned,
     Acknowledged,
     Capacity,
@@ -45,6 +47,9 @@ from hooktrainer.weight_sync.torn_reads import Fingerprint
 EXIT_GRACE_S: Final = 1.0
 """Seconds that a worker has to end after its engine, or its generating thread to return, before it is killed."""
 
+_MAX_SPANS: Final = 1000
+"""Spans that wait for the next group that is finished."""
+
 
 class RemoteGroupSource:
     """Group source of a worker, connected to the engine's replay buffer by messages."""
@@ -52,6 +57,7 @@ class RemoteGroupSource:
     def __init__(self, send: Callable[[object], object]) -> None:
         """`send` sends a message to the engine; an `OSError` means that the engine is dead."""
         self.stats: Final = RolloutStats()
+        self.stats.timeline = self._timeline = KeptTimeline(kept=True, limit=_MAX_SPANS)
         self._send = send
         self._process = Original()
         self._sending = threading.Lock()
@@ -109,7 +115,14 @@ class RemoteGroupSource:
     def finish(self, group: Group, trajectories: Sequence[Trajectory] | None) -> None:
         """Send the answers of a claimed group to the engine."""
         self.send(
-            GroupFinished(group.number, trajectories or (), self.stats.take(), self._fingerprints.pop(group.number, ()))
+            GroupFinished(
+                group.number,
+                trajectories or (),
+                self.stats.take(),
+                self._fingerprints.pop(group.number, ()),
+                self._timeline.take(),
+                perf_counter(),
+            )
         )
 
     def fail(self, group: Group, error: BaseException, reason: FailureReason = "error") -> None:
@@ -142,6 +155,7 @@ class Worker:
             source,
             source.stats,
             self._stopped,
+            name=WORKER,
             check_fingerprints=source.add_fingerprints,
             on_failure=source.report,
         )
