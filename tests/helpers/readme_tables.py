@@ -21,6 +21,7 @@ from hooktrainer.algorithms.registry import FUNCTIONS
 from hooktrainer.bus.handlers import PlacedPlugin, handlers_of
 from hooktrainer.config.sections import section_classes
 from hooktrainer.run import registry
+from hooktrainer.run.glossary import GLOSSARY
 from hooktrainer.run.option_docs import options_of, summary
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,17 @@ def choices(key: str) -> Iterator[Sequence[str]]:
         yield f"`{name}`", does.removeprefix("Return ")
 
 
+def metrics(prefix: str) -> Iterator[Sequence[str]]:
+    """Metrics whose names begin with one of these prefixes, which commas separate."""
+    yield "metric", "unit", "reduction", "meaning"
+    chosen = [doc for doc in GLOSSARY if doc.name.startswith(tuple(prefix.split(",")))]
+    if not chosen:
+        raise LookupError(f"no metric begins with {prefix}")
+    for doc in chosen:
+        name = doc.name.replace("*", "{mean,max,min}") if doc.name.endswith("*") else doc.name
+        yield f"`{name}`", doc.unit, doc.reduction, doc.meaning
+
+
 def files(folder: str) -> Iterator[Sequence[str]]:
     """Modules of a folder, by their docstrings; a package is listed by the one of its `__init__`."""
     yield "file", "is about"
@@ -102,6 +114,7 @@ TABLES: Mapping[str, Callable[..., Iterator[Sequence[str]]]] = {
     "commands": commands,
     "files": files,
     "handlers": handlers,
+    "metrics": metrics,
     "options": options,
     "plugins": plugins,
 }
@@ -111,6 +124,7 @@ EXAMPLES = (
     "plugins",
     "handlers",
     "files hooktrainer/replay",
+    "metrics actor/",
     "options staleness",
     "options trainer",
     "options process",
@@ -157,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare or rewrite pages; return 1 if a page is out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="rewrite the tables")
-    parser.add_argument("pages", nargs="*", type=Path, help="pages (default: every README.md of the project)")
+    parser.add_argument("pages", nargs="*", type=Path, help="pages (default: every README.md of the project, and docs)")
     args = parser.parse_args(arguments)
     stale = 0
     for page in args.pages or _pages():
@@ -176,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _pages() -> list[Path]:
     return [
         ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
         *(page for folder in ("hooktrainer", "plugins") for page in (ROOT / folder).rglob("README.md")),
     ]
 

@@ -10,8 +10,10 @@ import pytest
 from helpers.fault_texts import without_sources
 from hooktrainer import build_trainer, load_config
 from hooktrainer.cli import main
+from hooktrainer.metrics.record import Derive, Record, Row
 from hooktrainer.run.composition import composition_of
-from hooktrainer.run.metric_names import _is_in, _made
+from hooktrainer.run.glossary import GLOSSARY, described
+from hooktrainer.run.metric_names import ALWAYS, WITH_CRITIC, WITH_DIVERGENCE, _is_in, _made, declared_metrics
 from hooktrainer.run.registry import PLUGINS
 
 ROOT = Path(__file__).parents[2]
@@ -79,9 +81,11 @@ ALL = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_metric_of_a_run_is_known(tmp_path: Path, name: str) -> None:
+def test_every_metric_of_a_run_is_known_and_reduced_as_the_glossary_says(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guards = "{use: nonfinite_guard, action: rollback}, {use: kl_guard, limit: 100}, loss_spike_guard"
-    more = f"dynamic_sampling, checkpoint, watchdog, disk_space, {guards}"
+    more = f"dynamic_sampling, checkpoint, watchdog, disk_space, memory, {guards}"
     plugins = PLUGIN_LIST.replace("validation", "{use: validation, size: 8}")
     (tmp_path / "run.yaml").write_text(
         "task: {use: sort_digits, digits: 3}\nmodel: {use: decoder, layers: 1, width: 16, heads: 2}\n"
@@ -93,10 +97,46 @@ def test_every_metric_of_a_run_is_known(tmp_path: Path, name: str) -> None:
     composition = composition_of(config)
     made = _made(config, composition.plan, composition.task)
     assert made is not None
+    reductions: dict[str, str] = {}
+    seal = Record.seal
+
+    def recorded(record: Record, derive: Derive | None = None) -> Row:
+        row = seal(record, derive)
+        kinds = {key: kind.__name__.lower() for key, kind in record._reductions.items()}
+        reductions.update({key: kinds.get(key, "sum" if key.startswith("nan/") else "derived") for key in row})
+        return row
+
+    monkeypatch.setattr(Record, "seal", recorded)
     build_trainer(config).fit()
     rows = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
     unknown = {key for row in rows for key in row if key != "step" and not _is_in(key, made)}
     assert not unknown
+    assert not {key: found for key, found in reductions.items() if described_reduction(key) != found}
+
+
+def described_reduction(name: str) -> str | None:
+    """Return the reduction that the glossary names for a metric."""
+    doc = described(name)
+    return None if doc is None else doc.reduction_of(name)
+
+
+def test_every_metric_has_one_entry_in_the_glossary_and_no_entry_is_of_a_metric_that_nothing_makes() -> None:
+    declared = [name for plugin in PLUGINS for name in declared_metrics(PLUGINS.resolve(plugin)) or ()]
+    made = [*ALWAYS, *WITH_DIVERGENCE, *WITH_CRITIC, *declared, "rollout_corr/"]
+    assert not [name for name in made if not name.endswith("/") and described(name) is None]
+    assert len({doc.name for doc in GLOSSARY}) == len(GLOSSARY)
+    others = {
+        "actor/behaviour_weight",  # of one loss
+        "actor/behaviour_weight_capfrac",
+        "actor/pg_clipfrac_lower",  # with clip_ratio_c
+        "critic/score/<source>/mean",  # of mixtures
+        "data/groups/<source>",
+        "val/score/<source>/mean",
+        "rollout/servers_dropped",  # of the engine server
+        "timing_s/group",
+    }
+    names = [doc.name.replace("*", "mean") for doc in GLOSSARY]
+    assert {name for name in names if not _is_in(name, made)} <= others
 
 
 def test_built_in_plugins_declare_their_metrics() -> None:
