@@ -1,3 +1,4 @@
+import pkgutil
 import subprocess
 import sys
 import types
@@ -5,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hooktrainer import cli
 from hooktrainer.algorithms.registry import FUNCTIONS
 from hooktrainer.cli import main
 from hooktrainer.errors import ConfigError, StarvedError
@@ -277,12 +279,33 @@ def test_unexpected_error_is_shown_with_its_traceback(
     assert all(note in err for note in getattr(error, "__notes__", ()))
 
 
+COMMANDS = [[], *([found.name] for found in pkgutil.iter_modules(cli.__path__) if not found.name.startswith("_"))]
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert all(command in out for command in ("fit", "plan", "plugins"))
+
+
+def test_help_of_every_command_is_printed_without_heavy_imports() -> None:
+    script = f"""
+import sys
+from hooktrainer.cli import main
+
+for command in {COMMANDS}:
+    try:
+        main([*command, "--help"])
+    except SystemExit as ended:
+        assert ended.code == 0, command
+    heavy = {{"torch", "numpy", "transformers", "plotly", "ray"}} & sys.modules.keys()
+    assert not heavy, (command, heavy)
+"""
+    done = python("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: ") == len(COMMANDS)
 
 
 @pytest.mark.parametrize("arguments", [[], ["fti"], ["fit"], ["plan", "--verbose"]])
