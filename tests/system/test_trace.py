@@ -85,8 +85,10 @@ def test_a_trace_has_nested_spans_of_the_loop_its_handlers_syncs_and_workers(eng
     assert main(["fit", "run.yaml", *f"rollout.{engine}".split()]) == 0
 
     found = tracks(Path("runs", "run", "trace.json").read_text())
-    assert found.keys() >= {"loop", "weight sync", *workers[:1]}
-    assert found.keys() <= {"loop", "weight sync", *workers}
+    own = found.keys() - {"loop", "weight sync"}
+    assert found.keys() >= {"loop", "weight sync"}
+    assert own <= set(workers)
+    assert bool(own) == bool(workers)  # one worker may do all before another one is ready
     for spans in found.values():
         assert_nested(spans)
     loop = names_of(found["loop"])
