@@ -64,7 +64,7 @@ def launched(size: int, follow: Callable[[], int]) -> Iterator[Place]:
 
 def _share_cores(size: int) -> dict[str, str]:
     """Return the variable that gives each rank an equal number of threads, since torch gives all cores to each."""
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // size))}
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // size))}
 
 
 def _require_running(processes: Sequence[WorkerProcess]) -> None:

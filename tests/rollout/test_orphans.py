@@ -18,6 +18,7 @@ import pytest
 from helpers.rollouts import LENGTH, Queue, generator_config, groups, publish
 from hooktrainer.rollout.process.engine import ProcessOptions
 from hooktrainer.rollout.process.handle import ProcessHandle
+from hooktrainer.rollout.process.process_exit import is_exiting
 from hooktrainer.rollout.workers.engine import WorkerEngine
 
 SCRIPT = """
@@ -177,3 +178,12 @@ def test_workers_survive_the_end_of_the_thread_that_started_them(engine: WorkerE
 
     assert not queue.failed
     assert engine.take_metrics()["rollout/restarts"].value == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_was_not_reaped_is_exiting() -> None:
+    assert not is_exiting(os.getpid())
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_exiting(child.pid)
+    assert not is_exiting(child.pid)

@@ -18,6 +18,7 @@ from typing import Final
 from hooktrainer._util.threads import ReportingThread, failure_of
 from hooktrainer.errors import HookTrainerError
 
+_PF_EXITING: Final = 0x4  # of `include/linux/sched.h`
 _STATES: Final = {
     "T": "stopped (SIGCONT resumes it)",
     "t": "stopped by a debugger",
@@ -34,6 +35,15 @@ def state_of(pid: int) -> str:
     except OSError:
         return "running" if sys.platform != "linux" else "dead"
     return _STATES.get(stat.rpartition(")")[2].split()[0], "running")
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether a process is about to exit. It closes its files before its children get another parent."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 class ProcessExit:

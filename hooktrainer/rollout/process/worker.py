@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from time import sleep
+from time import monotonic, sleep
 from typing import Final
 
 from torch import Tensor
@@ -16,8 +16,10 @@ from torch import Tensor
 from hooktrainer._util.forks import Original, call_in_forks
 from hooktrainer._util.threads import ReportingThread
 from hooktrainer.rollout.process.packing import unpack
+from hooktrainer.rollout.process.process_exit import is_exiting
 from hooktrainer.rollout.workers.worker import EXIT_GRACE_S, RemoteGroupSource, Worker
 
+_EXITING_CHECK_S: Final = 0.001
 _ORPHAN_CHECK_S: Final = 0.5
 """Seconds between two checks that the engine is alive."""
 
@@ -55,7 +57,13 @@ def _end_with(engine: int, on_failure: Callable[[BaseException], None]) -> Calla
     worker = Original()
 
     def kill_orphans() -> None:
-        if not worker.is_copied and os.getppid() != engine:
+        if worker.is_copied:
+            return
+        deadline = monotonic() + EXIT_GRACE_S
+        while os.getppid() == engine and is_exiting(engine) and monotonic() < deadline:
+            # It has closed the connection, and is still the parent.
+            sleep(_EXITING_CHECK_S)
+        if os.getppid() != engine:
             os.killpg(os.getpid(), signal.SIGKILL)
 
     def watch() -> None:
