@@ -48,7 +48,7 @@ def _check_plugin(found: type, where: str) -> None:
 
 def _check_task(found: type, where: str) -> None:
     if lacks := missing_methods(found):
-        raise ConfigError(f"{found.__name__} of {where} is not a task: it has no {lacks}")
+        raise ConfigError(f"{found.__name__} of {where} is not a task: it has no {lacks} (hooktrainer.ports.Task)")
     _check_options(found, where)
 
 

@@ -205,7 +205,9 @@ class TaskPrompts:
             raise ConfigError([Fault("task", f"{name} could not be read: {described(example)}")]) from example
         if not isinstance(example, Example):
             found = f"{name} is {reprlib.repr(example)} ({type(example).__name__})"
-            raise ConfigError([Fault("task", f"{found}, expected an Example of hooktrainer.ports")])
+            raise ConfigError(
+                [Fault("task", f"{found}, expected an Example of hooktrainer.ports: Example(prompt, row)")]
+            )
         if not _is_prompt(example.prompt):
             found = f"{name} is {reprlib.repr(example.prompt)} ({type(example.prompt).__name__})"
             raise ConfigError([Fault("task", f"{found}, expected a text or a list of messages with role and content")])

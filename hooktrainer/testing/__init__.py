@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ManualClock,
     )
     from hooktrainer.testing.sink_contract import check_sink
+    from hooktrainer.testing.task_contract import check_task
 
 __all__ = [
     "FakeBuffer",
@@ -54,6 +55,7 @@ __all__ = [
     "check_order_independent",
     "check_plugin",
     "check_sink",
+    "check_task",
     "fake_ports",
 ]
 
@@ -70,6 +72,7 @@ __getattr__, __dir__ = lazy_exports(
         "check_order_independent": "contract",
         "check_plugin": "contract",
         "check_sink": "sink_contract",
+        "check_task": "task_contract",
         "fake_ports": "contract",
     },
 )

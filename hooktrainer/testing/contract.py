@@ -24,7 +24,6 @@ from hooktrainer.plugin import Plugin, Priority, port_fields, state_fields
 from hooktrainer.ports import KLControl, ModelExport, Snapshot
 from hooktrainer.run.composition import composition_of
 from hooktrainer.run.loading import config_from_mapping
-from hooktrainer.run.option_docs import options_of
 from hooktrainer.testing.fake_bus import STANDARD, FakeBus
 from hooktrainer.testing.fake_engine import FakeEngine, FakeTransport
 from hooktrainer.testing.fakes import (
@@ -36,6 +35,7 @@ from hooktrainer.testing.fakes import (
     FakeSink,
     ManualClock,
 )
+from hooktrainer.testing.option_contract import require_option_docs
 from hooktrainer.trainer import Trainer
 from hooktrainer.weight_sync.checksums import checksum
 
@@ -57,8 +57,7 @@ def check_plugin(cls: type[Plugin], **options: Any) -> None:
         raise TypeError(f"check_plugin takes a class and its options: check_plugin({name}), found {cls!r}")
     assert "__attrs_attrs__" in vars(cls), f"{cls.__name__} is no attrs class: add @attrs.define(kw_only=True)"
     assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
-    bare = [option.name for option in options_of(cls) if not option.doc]
-    assert not bare, f"{cls.__name__}: no docstring under the option {', '.join(bare)}"
+    require_option_docs(cls)
     for key, value in bare_attributes(cls).items():
         text = (
             f"{cls.__name__}: '{key}' has no type, so it is not an option; annotate it, {key}: {type(value).__name__}"

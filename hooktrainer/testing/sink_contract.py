@@ -12,9 +12,9 @@ from typing import Any, Final
 from hooktrainer.errors import ConfigError
 from hooktrainer.metrics import with_step
 from hooktrainer.ports import RewindableSink, RunInfo, Sink
-from hooktrainer.run.option_docs import options_of
 from hooktrainer.run.registry import SINKS
 from hooktrainer.sinks.jsonl import JsonlSink
+from hooktrainer.testing.option_contract import require_option_docs
 
 _TOTAL_STEPS: Final = 5
 _FIRST_ROW: Final[Mapping[str, Any]] = {"critic/score/mean": 0.5, "response_length": {3.0: 5.0, 16.0: 3.0}}
@@ -44,8 +44,7 @@ def check_sink(cls: type[Any], *, steps: Callable[[Path], Sequence[int]] | None 
         SINKS.check(cls, name)
     except ConfigError as error:
         raise AssertionError(str(error)) from error
-    bare = [option.name for option in options_of(cls) if not option.doc]
-    assert not bare, f"{name}: no docstring under the option {', '.join(bare)}"
+    require_option_docs(cls)
     with tempfile.TemporaryDirectory() as folder:
         _SinkCheck(cls, Path(folder) / "run", steps, options).check()
 
