@@ -13,6 +13,7 @@ __all__ = [
     "loading",
     "metric_names",
     "model_files",
+    "new_package",
     "option_docs",
     "ranks",
     "record",
