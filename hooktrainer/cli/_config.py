@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `CONFIG [CONFIG ...] [key=value ...]`."""
+    """Add `CONFIG [CONFIG ...] [key=value ...] [--with PLUGIN]`."""
     parser.add_argument(
         "config",
         nargs="+",
@@ -23,7 +23,17 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         help="YAML files, of which later ones win, and overrides such as trainer.total_steps=10, "
         "plugins.staleness.max_off_policy_threshold=2 (by name) or plugins.0.every=5 (by index); in files and "
         "overrides, a mapping is merged with the earlier one, {} clears it, and a list replaces the earlier one; "
-        "file.py:Name in an override is relative to the working directory, as all paths are",
+        "file.py:Name in an override is relative to the working directory, as all paths are; "
+        "key+=value appends to a list",
+    )
+    parser.add_argument(
+        "--with",
+        dest="added",
+        action="append",
+        default=[],
+        metavar="PLUGIN",
+        help="add a plugin that the files lack, by its name or as file.py:Class; plugins.PLUGIN.key=value sets one of "
+        "its options, and adds it, too",
     )
 
 
@@ -66,6 +76,7 @@ def load(args: argparse.Namespace, *, warns: bool = True) -> Composition:
     from hooktrainer.run import loading
 
     files, overrides = split(args.config)
+    overrides = [*(f"plugins+={name}" for name in getattr(args, "added", ())), *overrides]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", loading.ConfigWarning)
         composition = loading.load(*files, overrides=overrides)

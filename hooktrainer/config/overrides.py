@@ -1,7 +1,8 @@
 """Apply `key=value` overrides to a configuration.
 
 An override addresses a plugin by its instance name (`plugins.staleness.every=2`) or its index (`plugins.0.every=2`,
-`plugins[0].every=2`). An override with an unknown address is a fault and is left out.
+`plugins[0].every=2`). The name of a registered plugin that is not in the list adds it. An override with another unknown
+address is a fault and is left out. `key+=value` appends to a list.
 
 A mapping is merged with the earlier one, and an empty mapping clears it. A list or a scalar replaces the earlier value.
 
@@ -14,8 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from hooktrainer._util.registry import registered_in
 from hooktrainer.config.entries import instance_name
 from hooktrainer.config.faults import Faults, short, shown
 from hooktrainer.config.interpolation import escaped
@@ -24,21 +26,32 @@ from hooktrainer.config.short_forms import Expand
 from hooktrainer.config.yaml_text import MAX_DEPTH, YamlError, names_of_yaml, read_scalar, read_yaml
 from hooktrainer.errors import did_you_mean
 
+_GROUP: Final = "hooktrainer.plugins"
+"""Entry points of plugins that an override may add by their names."""
+
 
 def overridden(data: dict[str, Any], overrides: Iterable[str], expand: Expand, faults: Faults) -> dict[str, Any]:
     """Return the configuration with the overrides applied in order."""
     for override in overrides:
         key, equals, text = override.partition("=")
+        key, appends = key.removesuffix("+"), key.endswith("+")
         here, before = faults.at(key), len(faults)
         if not (key and equals):
             here.add("an override is written key=value, such as trainer.total_steps=10")
         elif problem := _problem_of_key(key):
             here.add(problem)
-        elif path := _path(data, re.sub(r"\[(-?\w+)\]", r".\1", key).split("."), here):
-            value = _value(text, here)
-            faults.origins.overridden(_address(path), value, override)
-            if value is not INVALID:
-                _put(data, path, value, here)
+        else:
+            parts = re.sub(r"\[(-?\w+)\]", r".\1", key).split(".")
+            if name := _plugin_to_add(data, parts):
+                _append(data, ["plugins"], {"use": name}, override, faults)
+            if path := _path(data, parts, here):
+                value = _value(text, here)
+                if appends and value is not INVALID:
+                    _append(data, path, value, override, here)
+                else:
+                    faults.origins.overridden(_address(path), value, override)
+                if value is not INVALID and not appends:
+                    _put(data, path, value, here)
         if len(faults) > before:
             faults.origins.overrides[key] = override
         data = expand(data, Path(escaped(str(Path.cwd()))))  # an override may contain a short form
@@ -100,6 +113,32 @@ def _path(data: Any, parts: list[str], faults: Faults) -> list[str | int] | None
     return path
 
 
+def _plugin_to_add(data: dict[str, Any], parts: list[str]) -> str | None:
+    """Return the registered plugin that an address names, if the list has neither this name nor this plugin."""
+    items = data.get("plugins")
+    if parts[0] != "plugins" or len(parts) == 1 or not isinstance(items, (list, type(None))):
+        return None
+    listed = {_name(item) for item in items or []} | {str(item.get("use")) for item in items or [] if _name(item)}
+    return parts[1] if parts[1] not in listed and parts[1] in registered_in(_GROUP) else None
+
+
+def _append(data: Any, path: list[Any], value: Any, override: str, faults: Faults) -> None:
+    """Append a value, or each item of a list, to the list at a path."""
+    found = data
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else found[key] if isinstance(found, list) else None
+    if found is None and path == ["plugins"]:
+        found = []
+    if not isinstance(found, list):
+        instead = "is not in the configuration" if found is None else f"is {shown(found)}"
+        faults.add(f"'+=' appends to a list, but {_address(path)} {instead}; write '=' and the whole value")
+        return
+    items = value if isinstance(value, list) else [value]
+    for number, item in enumerate(items, start=len(found)):
+        faults.origins.overridden(_address([*path, number]), item, override)
+    _put(data, path, [*found, *items], faults)
+
+
 def _put(data: Any, path: list[Any], value: Any, faults: Faults) -> None:
     """Set the value at a path, with new mappings where there are none."""
     for depth, key in enumerate(path[:-1], start=1):
@@ -140,7 +179,8 @@ def _index_of_plugin(items: list[Any], part: str, faults: Faults) -> int | None:
     elif not indices:
         known = [name for name in names if name]
         faults.add(
-            f"no plugin has the name '{part}'; there are {', '.join(known) or 'none'}.{did_you_mean(part, known)}"
+            f"no plugin has the name '{part}'; there are {', '.join(known) or 'none'}."
+            + (did_you_mean(part, known) or did_you_mean(part, registered_in(_GROUP)))
         )
     return indices[0] if len(indices) == 1 else None
 
